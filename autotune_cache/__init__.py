@@ -1,0 +1,1 @@
+"""Winners shipped with kvgen (read-only); a user's own go to the user cache folder."""

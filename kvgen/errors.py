@@ -1,0 +1,57 @@
+"""The errors kvgen raises, and the diagnostic they carry.
+
+Every message names the field, the value, the reason and what would work. A
+``SpecError`` holds *all* diagnostics of a spec, so that one run shows every mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One mistake: where it is, what was there, why it cannot work, what would."""
+
+    path: str
+    """Dotted path of the field, e.g. ``cache.k.format``."""
+    value: object
+    """The value found there (shown with ``repr``)."""
+    reason: str
+    """Why this value cannot work."""
+    hint: str = ""
+    """The nearest thing that works."""
+
+    def __str__(self) -> str:
+        tail = f"; {self.hint}" if self.hint else ""
+        return f"{self.path} = {self.value!r}: {self.reason}{tail}"
+
+
+class KvgenError(Exception):
+    """Base of all errors raised by kvgen on purpose."""
+
+
+class SpecError(KvgenError, ValueError):
+    """A spec that cannot be built; holds every diagnostic, not only the first."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        count = len(self.diagnostics)
+        head = f"{count} mistake{'s' if count != 1 else ''} in the spec"
+        super().__init__("\n  ".join([head + ":", *map(str, self.diagnostics)]))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Diagnostic, ...]]]:
+        return type(self), (self.diagnostics,)
+
+
+class ArgumentError(KvgenError, ValueError):
+    """An argument of an op that the op refuses (shape, dtype, stride, range)."""
+
+
+class UnsupportedError(KvgenError, NotImplementedError):
+    """A legal request that this target cannot serve; raised before any compile."""
+
+
+class ToolchainError(KvgenError, RuntimeError):
+    """A compiler, a driver or a binary that is missing, failed or was refused."""

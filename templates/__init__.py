@@ -1,0 +1,1 @@
+"""Jinja skeletons, one per loop structure and backend; loaded with ``PackageLoader("kvgen.templates", "")``."""
