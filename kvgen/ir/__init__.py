@@ -1,0 +1,45 @@
+"""The intermediate representation: frozen values that say *what*, never *how*.
+
+Grammar (nouns only; the verbs that turn one into the next live in ``kvgen.passes``)::
+
+    Spec          := name AttentionSpec CacheSpec
+    AttentionSpec := q_heads kv_heads head_dim v_head_dim q_dtype scale causal window qk pv
+    CacheSpec     := page_size align LayoutSpec k:QuantSpec v:QuantSpec
+    QuantSpec     := format group scale_dtype [LayoutSpec]        one for K, one for V
+    LayoutSpec    := Axis+                                        outermost first
+    Axis          := dim | dim "/" block | dim "%" block          dim in page kv head tok d
+    PageRecord    := Plane+                                       where each element lies
+    Plane         := name dtype (Axis extent stride)+ offset
+    Schedule      := (knob value)*                                how, never what
+    Target        := backend arch facts
+    KernelPlan    := op Spec Schedule Target arguments constants  nothing left to decide
+
+Logical dimensions have fixed names everywhere: ``page`` (a physical page), ``head`` (a KV
+head), ``tok`` (a token within its page), ``d`` (an element of a head), ``kv`` (K or V).
+"""
+
+from kvgen.ir.attention import AttentionSpec
+from kvgen.ir.cache import CacheSpec
+from kvgen.ir.layout import Axis, LayoutError, LayoutSpec
+from kvgen.ir.quant import FORMATS, Format, QuantSpec
+from kvgen.ir.record import Extent, PageRecord, Plane
+from kvgen.ir.schedule import Schedule
+from kvgen.ir.spec import Spec
+from kvgen.ir.target import Target
+
+__all__ = [
+    "FORMATS",
+    "AttentionSpec",
+    "Axis",
+    "CacheSpec",
+    "Extent",
+    "Format",
+    "LayoutError",
+    "LayoutSpec",
+    "PageRecord",
+    "Plane",
+    "QuantSpec",
+    "Schedule",
+    "Spec",
+    "Target",
+]

@@ -1,0 +1,48 @@
+"""CacheSpec: how K and V lie in memory, page by page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.ir.layout import Axis, LayoutSpec
+from kvgen.ir.quant import QuantSpec
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """A paged KV cache. The page table is a view chosen per call, not part of this."""
+
+    page_size: int
+    """Tokens in a page."""
+    layout: LayoutSpec
+    """Order of axes shared by K and V."""
+    align: int
+    """Bytes on which planes start: a power of two, 1 to 4096."""
+    k: QuantSpec
+    """Storage of K."""
+    v: QuantSpec
+    """Storage of V."""
+
+    def quant(self, field: str) -> QuantSpec:
+        """The storage of ``"k"`` or ``"v"``."""
+        return self.k if field == "k" else self.v
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the buffers: one ``kv``, or ``k`` and ``v`` where the layout has no ``kv`` axis."""
+        return ("kv",) if "kv" in self.layout.dims() else ("k", "v")
+
+    def axes(self, field: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+        """Axes outside and inside the record of ``field``, outermost first.
+
+        With a ``kv`` axis the record stands at its place. Without one, the record is a page of
+        the field's own pool: it stands right of ``page``, so that a page stays one block.
+        """
+        own = self.quant(field).layout
+        outer, inner = self.layout.split()
+        if own is not None:
+            inner = own.axes
+        if "kv" not in self.layout.dims():
+            at = [axis.dim for axis in inner].index("page") + 1
+            outer, inner = inner[:at], inner[at:]
+        return outer, inner

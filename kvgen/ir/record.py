@@ -1,0 +1,122 @@
+"""PageRecord: where each element of a cache lies. Derived by ``passes.place``, never written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.ir.layout import Axis
+from kvgen.ir.quant import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A byte count that may grow with the pool: ``fixed + per_page * num_pages``."""
+
+    fixed: int
+    """Bytes that do not depend on the pool."""
+    per_page: int = 0
+    """Bytes for each page of the pool."""
+
+    def at(self, num_pages: int) -> int:
+        """The count for a pool of ``num_pages`` pages."""
+        return self.fixed + self.per_page * num_pages
+
+    def __add__(self, other: Extent) -> Extent:
+        return Extent(self.fixed + other.fixed, self.per_page + other.per_page)
+
+    def times(self, factor: int) -> Extent:
+        """This count ``factor`` times."""
+        return Extent(self.fixed * factor, self.per_page * factor)
+
+    def __str__(self) -> str:
+        if not self.per_page:
+            return str(self.fixed)
+        head = f"{self.fixed} + " if self.fixed else ""
+        return f"{head}{self.per_page} * num_pages"
+
+
+@dataclass(frozen=True)
+class PlaneAxis:
+    """One axis of a plane: its extent (None = num_pages) and its stride in bytes."""
+
+    axis: Axis
+    extent: int | None
+    stride: Extent
+    constant: bool
+    """Whether the stride is fixed by the spec (inside a page) or passed at run time."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One field of the cache: K, V, or the scales of one of them."""
+
+    name: str
+    """``k``, ``v``, ``k_scale`` or ``v_scale``."""
+    dtype: str
+    """Storage type."""
+    pool: str
+    """The buffer it lies in: ``kv``, ``k`` or ``v``."""
+    offset: Extent
+    """Bytes from the start of the pool to the element with all indices 0."""
+    axes: tuple[PlaneAxis, ...]
+    """Axes outermost first."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def page(self) -> PlaneAxis:
+        """The page axis."""
+        return next(a for a in self.axes if a.axis.dim == "page")
+
+    @property
+    def inside(self) -> tuple[PlaneAxis, ...]:
+        """Axes with constant strides, outermost first: what lies inside one page."""
+        return tuple(a for a in self.axes if a.constant)
+
+    @property
+    def outside(self) -> tuple[PlaneAxis, ...]:
+        """Axes with run-time strides other than ``page`` (they stand left of it in the layout)."""
+        return tuple(a for a in self.axes if not a.constant and a.axis.dim != "page")
+
+    def shape(self, num_pages: int) -> tuple[int, ...]:
+        """Extents outermost first for a pool of ``num_pages``."""
+        return tuple(num_pages if a.extent is None else a.extent for a in self.axes)
+
+    def strides(self, num_pages: int) -> tuple[int, ...]:
+        """Strides in elements, in the order of ``shape``."""
+        return tuple(a.stride.at(num_pages) // self.itemsize for a in self.axes)
+
+    def span(self) -> int:
+        """Bytes from the first to past the last element inside one page (run-time axes at 0)."""
+        steps = sum((a.extent - 1) * a.stride.fixed for a in self.inside if a.extent is not None)
+        return steps + self.itemsize
+
+
+@dataclass(frozen=True)
+class PageRecord:
+    """All planes of a cache."""
+
+    planes: tuple[Plane, ...]
+    """Planes in memory order: each scale plane follows its data plane."""
+    pools: tuple[tuple[str, Extent], ...]
+    """Buffers and their size in bytes."""
+    align: int
+    """Bytes on which planes start."""
+
+    def plane(self, name: str) -> Plane:
+        """The plane called ``name``; ``KeyError`` where the cache has none."""
+        for plane in self.planes:
+            if plane.name == name:
+                return plane
+        raise KeyError(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the cache has a plane called ``name``."""
+        return any(plane.name == name for plane in self.planes)
+
+    def page_bytes(self) -> int:
+        """Bytes one page costs over all pools, padding included."""
+        return sum(extent.per_page for _, extent in self.pools)

@@ -1,0 +1,60 @@
+"""Spec: one attention over one cache, with a canonical text and an identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from kvgen.ir.attention import AttentionSpec
+from kvgen.ir.cache import CacheSpec
+from kvgen.ir.layout import LayoutSpec
+from kvgen.ir.quant import QuantSpec
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a user asks for. Equal specs (whatever their name) generate equal kernels."""
+
+    name: str
+    """A label for people; not part of the identity."""
+    attention: AttentionSpec
+    """What is computed."""
+    cache: CacheSpec
+    """How the cache lies in memory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that ``kvgen.load_spec`` reads back into an equal spec."""
+        return {"name": self.name, "attention": _plain(self.attention), "cache": _plain(self.cache)}
+
+    def canonical(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, no name."""
+        body = {key: value for key, value in self.to_dict().items() if key != "name"}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the canonical JSON, as hexadecimal."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    @property
+    def hash8(self) -> str:
+        """First 8 digits of the identity: enough for file names and headers."""
+        return self.hash[:8]
+
+
+def _plain(value: object) -> Any:
+    """A dataclass of the IR as the values a TOML file would hold; None and unset keys are left out."""
+    if isinstance(value, LayoutSpec):
+        return str(value)
+    if isinstance(value, QuantSpec):
+        body = {"format": value.format}
+        if value.fmt.scaled:
+            body |= {"group": dict(value.group), "scale_dtype": value.scale_dtype}  # type: ignore[dict-item]
+        return body | ({"layout": str(value.layout)} if value.layout else {})
+    if isinstance(value, AttentionSpec | CacheSpec):
+        pairs = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {key: item for key, item in pairs.items() if item is not None}
+    return value

@@ -1,0 +1,125 @@
+"""The fields of a spec file, one rule each: type, range, default, and what to say when it is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+from kvgen.errors import Diagnostic
+from kvgen.ir.quant import FORMATS
+
+Problems = list[Diagnostic]
+
+
+class _Missing:
+    """Stands for a field whose value was absent or wrong (the mistake is already recorded)."""
+
+    def __repr__(self) -> str:
+        return "(missing)"
+
+
+MISSING: Final = _Missing()
+REQUIRED: Final = object()
+
+
+@dataclass(frozen=True)
+class Field:
+    """How one key of a table is read."""
+
+    check: Callable[[Any], str | None]
+    """Returns why a value is wrong, or None."""
+    hint: str
+    """What would work."""
+    default: Any = REQUIRED
+    """Value when absent; REQUIRED makes absence a mistake."""
+
+
+def _integer(low: int, high: int, step: int = 1) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return "not an integer"
+        if not low <= value <= high:
+            return f"outside {low} to {high}"
+        return None if value % step == 0 else f"not a multiple of {step}"
+
+    return check
+
+
+def _one_of(*names: str) -> Callable[[Any], str | None]:
+    return lambda value: None if value in names and isinstance(value, str) else "not one of the choices"
+
+
+def _kind(kind: type, word: str) -> Callable[[Any], str | None]:
+    return lambda value: None if isinstance(value, kind) else f"not {word}"
+
+
+def _power_of_two(value: Any) -> str | None:
+    reason = _integer(1, 4096)(value)
+    return reason or (None if value & (value - 1) == 0 else "not a power of two")
+
+
+def _positive_number(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "not a number"
+    return None if isfinite(value) and value > 0 else "not a positive finite number"
+
+
+TOP = {
+    "name": Field(_kind(str, "a string"), "any label", "unnamed"),
+    "attention": Field(_kind(Mapping, "a table"), "an [attention] table"),
+    "cache": Field(_kind(Mapping, "a table"), "a [cache] table"),
+}
+ATTENTION = {
+    "q_heads": Field(_integer(1, 65536), "for example 32"),
+    "kv_heads": Field(_integer(1, 4096), "for example 8"),
+    "head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576"),
+    "v_head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576", None),
+    "q_dtype": Field(_one_of("bf16", "f16", "f32"), "'bf16', 'f16' or 'f32'", "bf16"),
+    "scale": Field(_positive_number, "leave it out for head_dim ** -0.5", None),
+    "causal": Field(_kind(bool, "true or false"), "true or false", True),
+    "window": Field(_integer(0, 2**31 - 1), "earlier keys to keep, or leave it out", None),
+    "qk": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
+    "pv": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
+}
+CACHE = {
+    "page_size": Field(_integer(1, 4096), "for example 16"),
+    "layout": Field(_kind(str, "a string"), "for example 'page kv head tok d'", "page kv head tok d"),
+    "align": Field(_power_of_two, "a power of two from 1 to 4096", 64),
+    "k": Field(_kind(Mapping, "a table"), "a [cache.k] table"),
+    "v": Field(_kind(Mapping, "a table"), "a [cache.v] table"),
+}
+QUANT = {
+    "format": Field(_one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
+    "group": Field(_kind(Mapping, "a table"), "for example { tok = 1, head = 1 }", None),
+    "scale_dtype": Field(_one_of("f32"), "'f32'", "f32"),
+    "layout": Field(_kind(str, "a string"), "the axes right of kv, for example 'head d/8 tok d%8'", None),
+}
+
+
+def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Problems) -> dict[str, Any]:
+    """Every field of ``fields`` from ``table``; mistakes go to ``problems`` and read as MISSING."""
+    if table is MISSING:
+        return {name: MISSING if f.default is REQUIRED else f.default for name, f in fields.items()}
+    prefix = f"{path}." if path else ""
+    for key in table:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields)}"
+            problems.append(Diagnostic(f"{prefix}{key}", table[key], "unknown key", hint))
+    return {name: _read(name, f, table, prefix, problems) for name, f in fields.items()}
+
+
+def _read(name: str, field: Field, table: Mapping[str, Any], prefix: str, problems: Problems) -> Any:
+    if name not in table or (table[name] is None and field.default is None):
+        if field.default is REQUIRED:
+            problems.append(Diagnostic(f"{prefix}{name}", None, "missing", field.hint))
+            return MISSING
+        return field.default
+    reason = field.check(table[name])
+    if reason is None:
+        return table[name]
+    problems.append(Diagnostic(f"{prefix}{name}", table[name], reason, field.hint))
+    return MISSING
