@@ -1,0 +1,73 @@
+# make demo | test | lint | clean.    VENV=none uses the environment at hand instead of .venv.
+# The same as two pip lines:  pip install -c constraints.txt -e '.[test]'   then   kvgen tune ...   or   pytest
+
+VENV ?= .venv
+SPEC ?= examples/llama3-8b-int8.toml
+TARGET ?= cpu
+PYTEST_ARGS ?=
+.DEFAULT_GOAL := help
+
+# A candidate must run and be new enough: a pyenv shim exists for versions that are not selected.
+IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14 python,\
+            $(if $(shell $(p) -c '$(IS_NEW)' >/dev/null 2>&1 && echo yes),$(p))))
+
+ifeq ($(VENV),none)
+PY := $(PYTHON)
+READY := check-python
+KVGEN = $(PY) -c 'from kvgen.cli import main; main()'
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/.installed
+KVGEN = $(VENV)/bin/kvgen
+endif
+
+# For .ci/run, so that both pick the same interpreter.
+.PHONY: print-python
+print-python: check-python
+	@echo $(PYTHON)
+
+.PHONY: help demo test lint clean check-python check-compiler check-deps check-pytest
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+demo: $(READY) check-deps check-compiler
+	$(KVGEN) tune $(SPEC) --target $(TARGET)
+
+test: $(READY) check-deps check-pytest check-compiler
+	$(PY) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+clean:
+	rm -rf .venv .venv-triton36 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+check-python:
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(IS_NEW)'; then \
+	  echo "kvgen needs Python 3.11 or newer; found: $$(python3 --version 2>&1). Install one, or say make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; fi
+
+# A stamp, so that a second call starts at once; a changed pyproject or constraint installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt | check-python
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make a virtual environment with pip (on Debian: apt-get install python3-venv). Or use make VENV=none" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+check-compiler:
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+	  echo "No C++ compiler found: CPU kernels need g++ 11 or clang++ 14, or newer (on Debian: apt-get install g++), or set CXX" >&2; exit 1; }
+
+check-deps: $(READY)
+	@$(PY) -c 'import importlib.util as u, sys; \
+	  gone = [m for m in ("jinja2", "numpy", "rich", "sympy", "torch", "typer") if not u.find_spec(m)]; \
+	  sys.exit(f"Missing in {sys.executable}: {gone}. Try: pip install -c constraints.txt -e ." if gone else 0)'
+
+check-pytest: $(READY)
+	@$(PY) -c 'import pytest, xdist, hypothesis' || { \
+	  echo "The tests need pytest, pytest-xdist and hypothesis: pip install -c constraints.txt -e '.[test]'" >&2; exit 1; }
