@@ -1,4 +1,4 @@
-"""What every test gets: a throw-away kernel cache, a scrubbed environment, machine markers, hypothesis profiles.
+"""What every test gets: a throw-away kernel cache, a scrubbed environment, machine markers, profiles.
 
 Environment of the tests (all optional):
   KVGEN_TEST_CACHE_DIR   folder for compiled kernels, kept between runs (default: a temporary one)
@@ -20,16 +20,19 @@ from hypothesis import HealthCheck, settings
 # What a developer's shell may hold, and what would change the outcome of a test.
 SCRUBBED = ("KVGEN_AUTOTUNE_EFFORT", "KVGEN_CACHE_DIR", "KVGEN_LOG", "KVGEN_PRINT_CODE")
 
-# CPU rows and the flags they stand on. A test may also name a flag itself, e.g. isa("avx512_vnni").
+# CPU rows and optional features, and the flags they stand on, in the words of /proc/cpuinfo. On purpose not
+# kvgen's own probe, whose fault would skip the tests that find it; packaging/test_conftest.py compares them.
+AVX2 = ("avx2", "fma", "f16c", "bmi2")
 ROWS: dict[str, tuple[str, ...]] = {
     "portable": (),
-    "avx2": ("avx2", "fma", "f16c"),
-    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"),
+    "avx2": AVX2,
+    "avx512": (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "bf16": ("avx512_bf16",),
+    "vnni": ("avx512_vnni",),
+    "vbmi": ("avx512vbmi",),
+    "amx": ("amx_tile", "amx_int8", "amx_bf16"),
 }
-FLAGS = frozenset(
-    "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512dq avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 "
-    "avx512vbmi avx512_vbmi2 amx_tile amx_int8 amx_bf16 asimd asimddp bf16 i8mm sve sve2".split()
-)
+FLAGS = frozenset(flag for flags in ROWS.values() for flag in flags)
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,15 +63,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The CPU's flags as the kernel sees them; on purpose not kvgen's own probe, whose fault would skip its tests."""
+    """The CPU's flags as the operating system sees them."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return frozenset()
-    for line in info.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    lists = [
+        frozenset(line.partition(":")[2].split())
+        for line in info.read_text().splitlines()
+        if line.startswith("flags")
+    ]
+    return frozenset.intersection(*lists) if lists else frozenset()  # hybrid CPUs: only what every core has
 
 
 def missing_flags(row: str) -> list[str]:
@@ -82,7 +86,7 @@ def missing_flags(row: str) -> list[str]:
 
 @cache
 def why_no_gpu() -> str:
-    """Empty where torch can use a GPU, else the reason. The device file is looked at first: torch takes seconds."""
+    """Empty where torch can use a GPU, else the reason. Device files first: torch takes seconds to load."""
     if not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
         return "no GPU on this machine"
     try:

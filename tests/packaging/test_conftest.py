@@ -10,16 +10,31 @@ from pathlib import Path
 import pytest
 
 
-def run_pytest(repo_root: Path, folder: Path, body: str, *args: str, **env: str) -> str:
+def run_pytest(repo_root: Path, folder: Path, body: str, *args: str, patch: str = "", **env: str) -> str:
     """Runs ``body`` as a test module beside a copy of our conftest; returns what pytest printed."""
     folder.mkdir(exist_ok=True)
-    (folder / "conftest.py").write_text((repo_root / "tests/conftest.py").read_text())
+    (folder / "conftest.py").write_text((repo_root / "tests/conftest.py").read_text() + patch)
     (folder / "test_it.py").write_text(body)
     settings = repo_root / "pyproject.toml"
-    command = [sys.executable, "-m", "pytest", "-c", str(settings), "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(settings),
+        "--rootdir",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+    ]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGEN_", "PYTEST_")) and k != "CI"}
     done = subprocess.run(
-        [*command, *args, str(folder)], env=clean | env, cwd=folder, capture_output=True, text=True, check=False
+        [*command, *args, str(folder)],
+        env=clean | env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout + done.stderr
 
@@ -54,10 +69,13 @@ def test_the_cache_can_be_kept(repo_root: Path, tmp_path: Path) -> None:
 MARKS = """
 import pytest
 @pytest.mark.isa("cpu-portable")
-def test_portable(): pass
-@pytest.mark.isa("amx_int8")
-@pytest.mark.isa("sve2")
-def test_no_cpu_has_both(): raise AssertionError
+@pytest.mark.isa("avx2")
+def test_both_rows_are_there(): pass
+@pytest.mark.isa("avx2")
+@pytest.mark.isa("avx512")
+def test_one_row_is_not(): raise AssertionError
+@pytest.mark.gpu
+def test_gpu(): raise AssertionError
 @pytest.mark.slow
 def test_slow(): raise AssertionError
 def test_golden(update_golden): assert update_golden
@@ -65,9 +83,12 @@ def test_golden(update_golden): assert update_golden
 
 
 def test_markers_skip_with_a_reason(repo_root: Path, tmp_path: Path) -> None:
-    output = run_pytest(repo_root, tmp_path / "t", MARKS, "--update-golden")
-    assert "2 passed, 1 skipped, 1 deselected" in output
-    assert "needs the CPU row" in output
+    old_machine = 'cpu_flags = lambda: frozenset(ROWS["avx2"])\nwhy_no_gpu = lambda: "too old"\n'
+    output = run_pytest(repo_root, tmp_path / "t", MARKS, "--update-golden", patch=old_machine)
+    assert "2 passed, 2 skipped, 1 deselected" in output
+    assert "needs the CPU row avx512; " in output
+    assert "lacks avx512f avx512bw" in output
+    assert "needs a GPU: too old" in output
 
 
 def test_a_misspelt_row_is_an_error(repo_root: Path, tmp_path: Path) -> None:
@@ -77,3 +98,15 @@ def test_a_misspelt_row_is_an_error(repo_root: Path, tmp_path: Path) -> None:
 
 def test_golden_files_are_not_rewritten_in_ci(repo_root: Path, tmp_path: Path) -> None:
     assert "not in CI" in run_pytest(repo_root, tmp_path / "t", MARKS, "--update-golden", CI="true")
+
+
+def test_the_rows_are_those_of_kvgen() -> None:
+    """A test marked isa("avx512") must run where, and only where, kvgen would run that row's kernels."""
+    from kvgen.backends.cpu import isa
+    from tests import conftest
+
+    words = {name: word for name, (word, _) in isa.FEATURES.items()}
+    for name, row in isa.ROWS.items():
+        assert set(conftest.ROWS[name]) == {words[feature] for feature in row.required}, name
+        for feature in row.optional:
+            assert conftest.ROWS[feature] == (words[feature],), feature

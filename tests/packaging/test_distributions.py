@@ -1,7 +1,7 @@
 """The wheel, the sdist and the editable install hold exactly the tree: nothing stale, nothing missing.
 
-Built with the environment's own setuptools (no build isolation, so no network) and from a copy, because setuptools
-ships whatever an older build left in build/lib.
+Built with the environment's own setuptools (no build isolation, so no network) and from a copy, because
+setuptools ships whatever an older build left in build/lib.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ NOT_SHIPPED = {".md", ".gitkeep", ".gitignore"}
 
 
 def tree_files(root: Path) -> set[str]:
-    """Every file of the package as it stands in the tree, under its name in a wheel (``kvgen/templates/...``)."""
+    """Every file of the package as it stands in the tree, under its name in a wheel."""
     found = set()
     for folder in ("kvgen", *MAPPED.values()):
         target = f"kvgen/{folder}" if folder in MAPPED.values() else folder
         for path in (root / folder).rglob("*"):  # rglob does not follow the links in kvgen/
-            relative = path.relative_to(root / folder)
-            hidden = any(part == "__pycache__" for part in relative.parts)
-            if path.is_file() and not path.is_symlink() and not hidden:
-                if path.suffix not in NOT_SHIPPED and path.name not in NOT_SHIPPED:
-                    found.add(f"{target}/{relative.as_posix()}")
+            skipped = "__pycache__" in path.parts or {path.suffix, path.name} & NOT_SHIPPED
+            if path.is_file() and not path.is_symlink() and not skipped:
+                found.add(f"{target}/{path.relative_to(root / folder).as_posix()}")
     return found
 
 
@@ -49,7 +47,7 @@ def run_hook(source: Path, hook: str, out: Path) -> Path:
 
 
 def run_isolated(code: str, *, site: Path, cwd: Path) -> str:
-    """Runs ``code`` with ``site`` as its first site folder (its .pth files too) and the environment's others after.
+    """Runs ``code`` with ``site`` as its first site folder (.pth files too), the environment's others after.
 
     ``-S`` keeps the environment's own .pth files out: a kvgen installed there must not answer for this one.
     """
@@ -85,9 +83,12 @@ print(*sorted(f.name for f in files if f.name.endswith(".toml")), sep="\\n")
 @pytest.fixture(scope="module")
 def checkout(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a build reads, without what earlier builds left."""
-    version = tuple(int(part) for part in importlib_version("setuptools").split(".")[:1])
-    if version < (77,):
-        pytest.skip(f"needs setuptools 77 or newer in this environment, found {version[0]}")
+    try:
+        version = importlib.metadata.version("setuptools")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs setuptools in this environment (pip install -e '.[test]')")
+    if int(version.partition(".")[0]) < 77:
+        pytest.skip(f"needs setuptools 77 or newer in this environment, found {version}")
     target = tmp_path_factory.mktemp("checkout")
     junk = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
     for folder in ("kvgen", *MAPPED.values()):
@@ -95,13 +96,6 @@ def checkout(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile", "constraints.txt"):
         shutil.copy(repo_root / name, target / name)
     return target
-
-
-def importlib_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"needs {name} in this environment (pip install -e '.[test]')")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +121,7 @@ def explain_difference(found: set[str], wanted: set[str]) -> str:
 
 
 def test_every_package_is_listed(repo_root: Path) -> None:
-    """Discovery cannot be used (see pyproject.toml), so the list must name each folder with an __init__.py."""
+    """Discovery cannot be used (see pyproject.toml), so the list names each folder with an __init__.py."""
     project = tomllib.loads((repo_root / "pyproject.toml").read_text())
     listed = set(project["tool"]["setuptools"]["packages"])
     found = {
@@ -200,7 +194,8 @@ def test_sdist_builds_the_same_wheel(checkout: Path, sdist: Path, wheel: Path, t
 
 
 def expected_listing(root: Path) -> str:
-    templates = sorted(p.relative_to(root / "templates").as_posix() for p in (root / "templates").rglob("*.jinja"))
+    folder = root / "templates"
+    templates = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.jinja"))
     schedules = sorted(p.name for p in (root / "schedules").glob("*.toml"))
     return "\n".join(templates) + "\n--\n" + "\n".join(schedules) + "\n"
 
