@@ -1,0 +1,103 @@
+"""The schedule space of a template, read from ``schedules/<template>.toml``.
+
+    [knobs]        name = [values, canonical order]
+    [constraints]  all = ["expression over knobs and facts", ...]
+    [numerics]     knobs = [...]        they decide a result's bits: one value for all workloads
+    [seeds.any]    knob = value         default schedule; [seeds.<arch>] overrides per architecture
+    [effort.quick] trials = 12          candidates compiled; [effort.full] likewise
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from kvgen.errors import UnsupportedError
+from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir.schedule import Knob
+from kvgen.tune.expression import holds
+
+
+@dataclass(frozen=True)
+class Space:
+    """All schedules a template can take."""
+
+    template: str
+    knobs: Mapping[str, tuple[Knob, ...]]
+    constraints: tuple[str, ...]
+    numerics: tuple[str, ...]
+    seeds: Mapping[str, Mapping[str, Knob]]
+    effort: Mapping[str, int]
+
+    def allows(self, schedule: Schedule, facts: Mapping[str, Knob]) -> bool:
+        """Whether every constraint holds for this schedule and these facts."""
+        names = dict(facts) | schedule.to_dict()
+        return all(holds(text, names) for text in self.constraints)
+
+    def candidates(self, facts: Mapping[str, Knob]) -> Iterator[Schedule]:
+        """Every schedule that the constraints allow, in canonical order."""
+        for values in itertools.product(*self.knobs.values()):
+            schedule = Schedule.of(dict(zip(self.knobs, values, strict=True)))
+            if self.allows(schedule, facts):
+                yield schedule
+
+    def default(self, target: Target, facts: Mapping[str, Knob]) -> Schedule:
+        """The seed of the architecture, or the nearest allowed schedule to it.
+
+        Nearest changes the fewest knobs, and those by the fewest steps; ``UnsupportedError`` where
+        nothing is allowed.
+        """
+        seed = Schedule.of({**self.seeds["any"], **self.seeds.get(target.arch, {})})
+        if self.allows(seed, facts):
+            return seed
+        best = min(self.candidates(facts), key=lambda s: self._distance(seed, s), default=None)
+        if best is None:
+            raise UnsupportedError(f"no schedule of {self.template} fits {dict(facts)}")
+        return best
+
+    def _distance(self, seed: Schedule, other: Schedule) -> tuple[int, int]:
+        steps = [abs(v.index(seed[k]) - v.index(other[k])) for k, v in self.knobs.items()]
+        return sum(step > 0 for step in steps), sum(steps)
+
+
+@cache
+def load_space(template: str) -> Space:
+    """The space of ``templates/<template>`` (``cpp/decode``, ``triton/append``, ...)."""
+    name = template.replace("/", "_") + ".toml"
+    raw = tomllib.loads((resources.files("kvgen.schedules") / name).read_text(encoding="utf-8"))
+    return Space(
+        template=template,
+        knobs={knob: tuple(values) for knob, values in raw.get("knobs", {}).items()},
+        constraints=tuple(raw.get("constraints", {}).get("all", ())),
+        numerics=tuple(raw.get("numerics", {}).get("knobs", ())),
+        seeds=raw.get("seeds", {"any": {}}),
+        effort={name: table["trials"] for name, table in raw.get("effort", {}).items()},
+    )
+
+
+def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
+    """The facts that constraints may name."""
+    att, cache_ = spec.attention, spec.cache
+    return {
+        "page_size": cache_.page_size,
+        "group": att.group,
+        "q_heads": att.q_heads,
+        "kv_heads": att.kv_heads,
+        "head_dim": att.head_dim,
+        "v_head_dim": att.v_head_dim,
+        "causal": att.causal,
+        "windowed": att.window is not None,
+        "q_dtype": att.q_dtype,
+        "k_format": cache_.k.format,
+        "v_format": cache_.v.format,
+        "k_static": cache_.k.static_scale,
+        "v_static": cache_.v.static_scale,
+        "arch": target.arch,
+        "smem_bytes": target.smem_bytes,
+        "bf16_dot": "bf16" in target.features,
+        "page_is_pow2": cache_.page_size & (cache_.page_size - 1) == 0,
+    }
