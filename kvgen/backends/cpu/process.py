@@ -1,0 +1,65 @@
+"""Run a compiler so that neither it nor its children outlive their timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.errors import ToolchainError
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A compiler run that ended."""
+
+    returncode: int
+    output: str
+    """Standard output and standard error, interleaved."""
+    seconds: float
+
+
+class CompilerTimeout(ToolchainError):
+    """The compiler took longer than it was given, and was killed with its children."""
+
+
+def invoke(command: Sequence[str], *, cwd: Path, timeout_s: float) -> Completed:
+    """Run a compiler in ``cwd`` with English messages and its temporary files under ``cwd``.
+
+    Raises:
+        CompilerTimeout: it ran longer than ``timeout_s`` seconds.
+        ToolchainError: it could not be started.
+    """
+    # C locale: messages are parsed. TMPDIR: a killed compiler's leftovers go when the build folder goes.
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(cwd)}
+    start = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            list(command),
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot start {command[0]}: {error.strerror}") from error
+    with process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            # The driver's children (cc1plus, as, ld) hold the pipe; killing only g++ would leave them
+            # running.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CompilerTimeout(f"{Path(command[0]).name} was killed after {timeout_s:g} s") from None
+            raise
+    return Completed(process.returncode, output, time.monotonic() - start)

@@ -1,0 +1,169 @@
+"""Where kvgen keeps what it makes on this machine, and how files get there whole.
+
+The user cache folder is ``$KVGEN_CACHE_DIR``, else ``$XDG_CACHE_HOME/kvgen``, else ``~/.cache/kvgen``. When
+that cannot be written (read-only home, no ``HOME``, full disk) work goes on in a temporary folder of this
+process, with one warning: a missing cache costs time, never a result.
+
+Nothing here takes a lock. A file or folder is made under a temporary name *in the same folder* and renamed
+into place, so a killed process leaves neither a stale lock nor a half-written file under the final name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+SUBFOLDERS = ("build", "tune", "triton")
+"""The folders inside the cache root: compiled CPU libraries, tuning records, Triton's own cache."""
+
+UNWRITABLE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENOENT,
+    }
+)
+"""Values of ``OSError.errno`` that mean "this folder cannot take files" rather than "kvgen has a bug"."""
+
+
+class CacheWarning(UserWarning):
+    """The cache is not as it should be (unwritable, or a damaged entry); results are unaffected."""
+
+
+_lock = threading.Lock()
+_temporary: Path | None = None
+_warned: set[str] = set()
+
+
+def configured_root() -> Path | None:
+    """The cache folder the environment names (it may not exist); None when it names none."""
+    explicit = os.environ.get("KVGEN_CACHE_DIR")
+    if explicit:
+        return Path(explicit).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification: relative paths are invalid and must be ignored.
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / "kvgen"
+    home = os.environ.get("HOME", "")
+    return Path(home) / ".cache" / "kvgen" if home and Path(home).is_absolute() else None
+
+
+def cache_root() -> Path:
+    """The cache folder, writable; where the configured one is not, a temporary one (warned once)."""
+    root = configured_root()
+    if root is None:
+        return fallback(
+            "user cache", "neither KVGEN_CACHE_DIR, XDG_CACHE_HOME nor HOME names an absolute folder"
+        )
+    return writable(root)
+
+
+def subfolder(name: str) -> Path:
+    """One of ``SUBFOLDERS`` inside the cache root, existing and writable.
+
+    Raises:
+        ValueError: ``name`` is not one of ``SUBFOLDERS``.
+    """
+    if name not in SUBFOLDERS:
+        raise ValueError(f"cache subfolder {name!r}: expected one of {', '.join(SUBFOLDERS)}")
+    return writable(cache_root() / name)
+
+
+def writable(folder: Path) -> Path:
+    """``folder``, made if need be, if files can really be written there; else a temporary one (warned).
+
+    A probe file is written because permission bits prove nothing: root ignores them, a read-only mount or a
+    full disk does not show in them.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, probe = tempfile.mkstemp(prefix=".probe-", dir=folder)
+        try:
+            os.write(handle, bytes(4096))
+        finally:
+            os.close(handle)
+            os.unlink(probe)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        return fallback(str(folder), f"it cannot be written ({error.strerror})")
+    return folder
+
+
+def fallback(what: str, reason: str) -> Path:
+    """A folder for ``what`` in this process's temporary folder, removed at exit; warns once per ``what``."""
+    global _temporary
+    with _lock:
+        if _temporary is None or not _temporary.is_dir():
+            _temporary = Path(tempfile.mkdtemp(prefix="kvgen-cache-"))
+            atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
+        first = what not in _warned
+        _warned.add(what)
+        folder = _temporary / (what.strip(os.sep).replace(os.sep, "_").replace(" ", "_")[-100:] or "root")
+        folder.mkdir(exist_ok=True)
+    if first:
+        warnings.warn(
+            f"cache folder {what}: {reason}; using {folder} until this process ends. "
+            "Set KVGEN_CACHE_DIR to a writable folder to keep what is built.",
+            CacheWarning,
+            stacklevel=3,
+        )
+    return folder
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Put ``data`` (text as UTF-8) at ``path`` in one step: readers see the old file or the whole new one.
+
+    Raises:
+        OSError: the folder is missing, read-only or full; nothing is left behind then.
+    """
+    payload = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    # Not mkstemp: its mode 0600 would stay, and a cache shared between users could not be read.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(payload)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def set_aside(path: Path, reason: str) -> Path | None:
+    """Rename a damaged or foreign file or folder to ``<name>.bad-<n>`` and warn, so that it can be studied.
+
+    Returns the new path; None when the entry was already gone (another process set it aside) or cannot be
+    renamed (read-only folder), which the warning says. Never deletes anything.
+    """
+    for number in range(1000):
+        target = path.with_name(f"{path.name}.bad-{number}")
+        if target.exists():
+            continue
+        try:
+            os.rename(path, target)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process took this number
+                continue
+            warnings.warn(f"{path}: {reason}; left in place ({error.strerror})", CacheWarning, stacklevel=2)
+            return None
+        warnings.warn(f"{path}: {reason}; set aside as {target.name}", CacheWarning, stacklevel=2)
+        return target
+    warnings.warn(
+        f"{path}: {reason}; left in place (1000 damaged copies are there already)", CacheWarning, stacklevel=2
+    )
+    return None
