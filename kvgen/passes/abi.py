@@ -1,0 +1,135 @@
+"""The ABI: the arguments of each op, the same on every backend, in one place.
+
+Shapes use the field's suffixes: T tokens or query rows of all requests, B requests, H heads,
+D elements, P table columns, N states. Strides are in elements. A pointer may be null only where
+the text says so.
+"""
+
+from __future__ import annotations
+
+from kvgen.ir import PageRecord, Spec
+from kvgen.ir.plan import Arg
+
+
+def op_args(op: str, spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    """Arguments of ``op`` in ABI order. ``variant`` is the element type of append's input, gather's
+    output and merge's partial outputs; for decode it is ``single`` (one query a request) or ``multi``.
+    """
+    return _BUILDERS[op](spec, record, variant)
+
+
+def plane_args(spec: Spec, record: PageRecord) -> tuple[Arg, ...]:
+    """Pointers and run-time strides of every plane, and of the static scales that lie outside."""
+    args: list[Arg] = []
+    for plane in record.planes:
+        args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane"))
+        for placed in (plane.page, *plane.outside):
+            args.append(Arg(f"{plane.name}_stride_{placed.axis.key}", "i64", doc="elements"))
+    for side in ("k", "v"):
+        quant = spec.cache.quant(side)
+        if quant.static_scale:
+            shape = "one scale per KV head" if "head" in quant.scale_dims else "one scale"
+            args.append(Arg(f"{side}_scale", "ptr", quant.scale_dtype, shape))
+    return tuple(args)
+
+
+def _ptr(name: str, dtype: str, doc: str) -> Arg:
+    return Arg(name, "ptr", dtype, doc)
+
+
+def _int(*names: str, doc: str = "") -> tuple[Arg, ...]:
+    return tuple(Arg(name, "i64", doc=doc) for name in names)
+
+
+_THREADS = Arg("num_threads", "i64", doc="CPU threads to use")
+
+
+def _attention(spec: Spec, record: PageRecord, *, ragged: bool) -> tuple[Arg, ...]:
+    dtype = spec.attention.q_dtype
+    starts = (_ptr("q_starts", "i32", "first query row of each request, B+1"),) if ragged else ()
+    return (
+        _ptr("q", dtype, "queries, T x q_heads x head_dim"),
+        *_int("q_stride_tok", "q_stride_head", doc="elements"),
+        *starts,
+        *plane_args(spec, record),
+        _ptr("page_table", "i32", "page ids, B x P"),
+        *_int("table_stride", doc="elements from one request's row to the next"),
+        _ptr("kv_lens", "i32", "keys of each request, B"),
+        _ptr("out", dtype, "outputs, T x q_heads x v_head_dim"),
+        *_int("out_stride_tok", "out_stride_head", doc="elements"),
+        _ptr("lse", "f32", "base-2 logsumexp, T x q_heads"),
+        *_int("lse_stride_tok", doc="elements"),
+        *_int("batch", doc="requests"),
+        *_int("max_q_len", doc="longest query of a request"),
+        *_int("table_width", doc="columns P of the page table"),
+        Arg("score_scale", "f64", doc="attention scale times log2(e)"),
+        _ptr("workspace", "u8", "scratch; see the workspace query"),
+        _THREADS,
+    )
+
+
+def _append(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    return (
+        _ptr("k_new", variant, "new keys, T x kv_heads x head_dim"),
+        *_int("k_new_stride_tok", "k_new_stride_head", doc="elements"),
+        _ptr("v_new", variant, "new values, T x kv_heads x v_head_dim"),
+        *_int("v_new_stride_tok", "v_new_stride_head", doc="elements"),
+        _ptr("slots", "i64", "page * page_size + offset, T; -1 skips the token"),
+        *_int("num_tokens", doc="tokens T"),
+        *plane_args(spec, record),
+        _THREADS,
+    )
+
+
+def _merge(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    return (
+        _ptr("outs", variant, "partial outputs, N x T x q_heads x v_head_dim"),
+        *_int("outs_stride_state", "outs_stride_tok", "outs_stride_head", doc="elements"),
+        _ptr("lses", "f32", "their base-2 logsumexp, N x T x q_heads"),
+        *_int("lses_stride_state", "lses_stride_tok", doc="elements"),
+        _ptr("out", variant, "merged output, T x q_heads x v_head_dim"),
+        *_int("out_stride_tok", "out_stride_head", doc="elements"),
+        _ptr("lse", "f32", "merged logsumexp, T x q_heads"),
+        *_int("lse_stride_tok", doc="elements"),
+        *_int("num_states", doc="states N"),
+        *_int("num_tokens", doc="rows T"),
+        _THREADS,
+    )
+
+
+def _copy(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    planes = tuple(a for a in plane_args(spec, record) if a.name.split("_stride_")[0] in {p.name for p in record.planes})
+    return (
+        *planes,
+        _ptr("src_pages", "i32", "pages to read, N"),
+        _ptr("dst_pages", "i32", "pages to write, N"),
+        *_int("num_pairs", doc="pairs N"),
+        _THREADS,
+    )
+
+
+def _gather(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    return (
+        *plane_args(spec, record),
+        _ptr("page_table", "i32", "page ids, B x P"),
+        *_int("table_stride", doc="elements from one request's row to the next"),
+        _ptr("kv_lens", "i32", "keys of each request, B"),
+        _ptr("kv_starts", "i64", "first output row of each request, B"),
+        _ptr("k_out", variant, "keys, T x kv_heads x head_dim"),
+        *_int("k_out_stride_tok", "k_out_stride_head", doc="elements"),
+        _ptr("v_out", variant, "values, T x kv_heads x v_head_dim"),
+        *_int("v_out_stride_tok", "v_out_stride_head", doc="elements"),
+        *_int("batch", doc="requests"),
+        *_int("max_kv_len", doc="longest request, or the table's capacity"),
+        _THREADS,
+    )
+
+
+_BUILDERS = {
+    "append": _append,
+    "decode": lambda spec, record, variant: _attention(spec, record, ragged=variant == "multi"),
+    "prefill": lambda spec, record, variant: _attention(spec, record, ragged=True),
+    "merge": _merge,
+    "copy": _copy,
+    "gather": _gather,
+}
