@@ -1,0 +1,40 @@
+"""The oracle: every op of a KV cache in numpy float64, written to be read rather than to be fast.
+
+It shares the spec, the page record and the registry of formats with the compiler and nothing else:
+no symbolic address, no template, no kernel. What a kernel computes is compared with this, on the
+values that are *stored*; quantisation error is a different question with a different number.
+Imports neither torch nor triton. Arrays are numpy; bf16 travels as ``uint16`` (numpy has no bf16).
+"""
+
+from kvgen.reference.attend import attend, merge
+from kvgen.reference.cache import append, decode, gather, prefill
+from kvgen.reference.codec import (
+    bf16_to_f32,
+    decode_values,
+    encode_rows,
+    encode_static,
+    f32_to_bf16,
+    store_float,
+    widen,
+)
+from kvgen.reference.layout import new_pools, pack, unpack, view
+
+__all__ = [
+    "append",
+    "attend",
+    "bf16_to_f32",
+    "decode",
+    "decode_values",
+    "encode_rows",
+    "encode_static",
+    "f32_to_bf16",
+    "gather",
+    "merge",
+    "new_pools",
+    "pack",
+    "prefill",
+    "store_float",
+    "unpack",
+    "view",
+    "widen",
+]

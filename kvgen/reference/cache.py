@@ -1,0 +1,196 @@
+"""cache: the ops of a paged cache over its bytes: append, gather, decode, prefill.
+
+Arguments are numpy versions of what the generated ops take. ``scales`` holds the static scales
+of formats that an append cannot scale: ``{"k": f32 [] or [head], "v": ...}``; missing ones are
+an error, never 1.0. Page ids are read only where a request has tokens; a table's tail is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvgen.errors import ArgumentError
+from kvgen.ir import PageRecord, Spec
+from kvgen.reference.attend import attend
+from kvgen.reference.codec import NUMPY, Array, decode_values, encode_rows, encode_static, store_float, widen
+from kvgen.reference.layout import Pools, join, view
+
+Ints = Sequence[int] | Array
+Scales = Mapping[str, Array] | None
+
+
+def append(
+    spec: Spec,
+    record: PageRecord,
+    pools: Pools,
+    num_pages: int,
+    k_THD: Array,
+    v_THD: Array,
+    slots_T: Ints,
+    *,
+    scales: Scales = None,
+) -> None:
+    """Store tokens in place: k [T, kv_heads, head_dim], v [T, kv_heads, v_head_dim] at slots int64 [T].
+
+    Slot s is token ``s % page_size`` of page ``s // page_size``; -1 is skipped. Inputs are f32, f16, or
+    uint16 holding bf16. Writes the bytes of those slots and of their scales, no other. Raises
+    ``ArgumentError`` for a slot outside the pool, a slot twice, or a missing static scale.
+    """
+    slots = np.asarray(slots_T, dtype=np.int64)
+    att, size = spec.attention, spec.cache.page_size
+    live = slots != -1
+    if ((slots < -1) | (slots >= num_pages * size)).any():
+        raise ArgumentError(f"slots must be -1 or lie in 0 to {num_pages * size - 1}")
+    if len(np.unique(slots[live])) != live.sum():
+        raise ArgumentError("the same slot twice in one append")
+    page, tok = np.divmod(slots[live], size)
+    for field, rows, width in (("k", k_THD, att.head_dim), ("v", v_THD, att.v_head_dim)):
+        if rows.shape != (len(slots), att.kv_heads, width):
+            raise ArgumentError(f"{field} {rows.shape}: expected {(len(slots), att.kv_heads, width)}")
+        fmt = spec.cache.quant(field).fmt
+        x = widen(rows[live]).astype(np.float32)
+        if fmt.qmax is None:
+            codes = store_float(x, fmt.storage)
+        elif spec.cache.quant(field).static_scale:
+            codes = encode_static(x, _static(spec, field, scales), fmt.qmax)
+        else:
+            codes, found = encode_rows(x, fmt.qmax)
+            _scatter(view(pools, record, f"{field}_scale", num_pages), page, tok, found)
+        _scatter(view(pools, record, field, num_pages), page, tok, codes)
+
+
+def gather(
+    spec: Spec,
+    record: PageRecord,
+    pools: Pools,
+    num_pages: int,
+    page_table: Sequence[Ints] | Array,
+    kv_lens: Ints,
+    *,
+    scales: Scales = None,
+) -> tuple[list[Array], list[Array]]:
+    """The stored values of each request: lists of k f64 [len, kv_heads, d] and v f64 [len, kv_heads, v_d].
+
+    ``page_table[b]`` lists page ids; entries past ceil(len / page_size) are not read. Raises
+    ``ArgumentError`` for an id outside the pool or a row too short for its length.
+    """
+    size = spec.cache.page_size
+    found: dict[str, list[Array]] = {"k": [], "v": []}
+    for b, length in enumerate(int(n) for n in kv_lens):
+        need = -(-length // size)
+        pages = np.array([int(p) for p in page_table[b][:need]], dtype=np.int64)
+        if length < 0 or len(pages) < need:
+            raise ArgumentError(
+                f"request {b}: length {length} needs {need} pages, the table lists {len(pages)}"
+            )
+        if ((pages < 0) | (pages >= num_pages)).any():
+            raise ArgumentError(f"request {b}: page ids {pages.tolist()} must lie in 0 to {num_pages - 1}")
+        for field, rows in found.items():
+            values = _values(spec, record, pools, num_pages, field, pages, scales)  # [page, head, tok, d]
+            heads, width = values.shape[1], values.shape[3]
+            rows.append(values.transpose(0, 2, 1, 3).reshape(need * size, heads, width)[:length])
+    return found["k"], found["v"]
+
+
+def prefill(
+    spec: Spec,
+    record: PageRecord,
+    pools: Pools,
+    num_pages: int,
+    page_table: Sequence[Ints] | Array,
+    kv_lens: Ints,
+    q_THD: Array,
+    q_starts: Ints,
+    *,
+    scales: Scales = None,
+    kv_first: Ints | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
+    """Attention of ragged queries over a paged cache: f64 out and lse.
+
+    ``q_THD`` [total_q, q_heads, d] -> out [total_q, q_heads, v_d] and lse [total_q, q_heads], base 2.
+    ``kv_lens`` int32 [B] counts the tokens after this step's append; ``q_starts`` int32 [B + 1];
+    ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's.
+    """
+    att = spec.attention
+    if q_THD.shape[1:] != (att.q_heads, att.head_dim):
+        raise ArgumentError(f"q {q_THD.shape}: expected [total_q, {att.q_heads}, {att.head_dim}]")
+    if len(kv_lens) == 0 and len(q_THD) == 0:
+        return np.zeros((0, att.q_heads, att.v_head_dim)), np.zeros((0, att.q_heads))
+    keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales)
+    factor = att.scale if scale is None else scale
+    return attend(
+        q_THD,
+        keys,
+        values,
+        q_starts=q_starts,
+        scale=factor,
+        causal=att.causal,
+        window=att.window,
+        kv_first=kv_first,
+    )
+
+
+def decode(
+    spec: Spec,
+    record: PageRecord,
+    pools: Pools,
+    num_pages: int,
+    page_table: Sequence[Ints] | Array,
+    kv_lens: Ints,
+    q_THD: Array,
+    q_starts: Ints | None = None,
+    *,
+    scales: Scales = None,
+    kv_first: Ints | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
+    """``prefill`` with one query a request where ``q_starts`` is None: q [B, q_heads, head_dim]."""
+    starts = np.arange(len(kv_lens) + 1) if q_starts is None else q_starts
+    return prefill(
+        spec,
+        record,
+        pools,
+        num_pages,
+        page_table,
+        kv_lens,
+        q_THD,
+        starts,
+        scales=scales,
+        kv_first=kv_first,
+        scale=scale,
+    )
+
+
+def _values(
+    spec: Spec, record: PageRecord, pools: Pools, num_pages: int, field: str, pages: Array, scales: Scales
+) -> Array:
+    """f64 [page, head, tok, d]: what the given pages of K or V stand for."""
+    quant = spec.cache.quant(field)
+    codes = join(view(pools, record, field, num_pages)[pages])
+    if quant.static_scale:
+        scale = np.broadcast_to(_static(spec, field, scales), (codes.shape[1],))[:, None]  # [head, tok]
+        return decode_values(codes, quant.format, scale)
+    if quant.fmt.scaled:
+        stored = join(view(pools, record, f"{field}_scale", num_pages)[pages])[..., 0]
+        return decode_values(codes, quant.format, stored)
+    return decode_values(codes, quant.format)
+
+
+def _static(spec: Spec, field: str, scales: Scales) -> Array:
+    quant = spec.cache.quant(field)
+    if scales is None or field not in scales:
+        raise ArgumentError(f"scales[{field!r}] is missing: {quant.format} has no token in its group")
+    scale: Array = np.asarray(scales[field], dtype=NUMPY[quant.scale_dtype])
+    want = (spec.attention.kv_heads,) if "head" in quant.scale_dims else ()
+    if scale.shape != want:
+        raise ArgumentError(f"scales[{field!r}] {scale.shape}: expected {want}")
+    return scale
+
+
+def _scatter(target: Array, page: Array, tok: Array, rows: Array) -> None:
+    """Write rows [T, head, d] (or [T, head]) into a view [page, head, tok_o, tok_i, d_o, d_i]."""
+    _, heads, _, ti, do, di = target.shape
+    target[page, :, tok // ti, tok % ti] = rows.reshape(len(page), heads, do, di)
