@@ -61,7 +61,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | check-python
 
 # The places where kvgen looks; whether the compiler works is kvgen's own check, with its own message.
 check-compiler:
-	@for c in $$KVGEN_CXX $$CXX g++ clang++ c++; do command -v "$$c" >/dev/null && exit 0; done; \
+	@for c in $$KVGEN_CXX $$CXX g++ clang++ c++; do command -v "$$c" >/dev/null 2>&1 && exit 0; done; \
 	echo "No C++ compiler found: CPU kernels need g++ or clang++ with OpenMP (on Debian: apt-get install g++), or KVGEN_CXX" >&2; exit 1
 
 check-deps: $(READY)
