@@ -25,7 +25,7 @@ from pathlib import Path
 from kvgen import paths
 from kvgen.errors import ToolchainError
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the sidecar's fields and of the base flags; a change makes every older entry a miss."""
 
 
@@ -49,7 +49,9 @@ class Sidecar:
     compiler: str
     """Version and triple of the compiler."""
     flags: list[str]
-    """Every flag it was built with."""
+    """The flags of its compile step."""
+    link_flags: list[str]
+    """The flags of its link step."""
     seconds: float
     """Time the compiler took."""
 

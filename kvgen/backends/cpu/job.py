@@ -16,9 +16,10 @@ from typing import Literal
 from kvgen.backends.cpu import artifact
 from kvgen.backends.cpu.compiler import Compiler
 from kvgen.backends.cpu.isa import required_by
+from kvgen.backends.cpu.openmp import links_runtime
 from kvgen.errors import ArgumentError
 
-_LANGUAGE = ("-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wall")
+_LANGUAGE = ("-std=c++17", "-fPIC", "-fopenmp", "-Wall")
 _NUMBERS = ("-fno-math-errno", "-fno-trapping-math")
 # Calls inside a library bind to itself: two kernels in one process may define helpers of the same name.
 _SYMBOLS = ("-fvisibility-inlines-hidden", "-fno-semantic-interposition")
@@ -78,22 +79,31 @@ class Job:
                 raise ArgumentError(f"flags: {flag} is refused: {REFUSED_FLAGS[flag]}")
         required_by(self.flags)
 
-    def all_flags(self, compiler: Compiler) -> tuple[str, ...]:
-        """Every flag of the compiler call, in order, without file names."""
+    def compile_flags(self, compiler: Compiler) -> tuple[str, ...]:
+        """The flags of the compile step, in order, without file names."""
+        sanitize = self._sanitize_flags(compiler)
+        return (*BASE_FLAGS, self.opt, f"-ffp-contract={self.fp_contract}", *sanitize, *self.flags)
+
+    def link_flags(self, compiler: Compiler) -> tuple[str, ...]:
+        """The flags of the link step, in order, without file names."""
         linux = LINUX_FLAGS if "linux" in compiler.triple else ()
-        sanitize: tuple[str, ...] = SANITIZE_FLAGS if self.sanitize else ()
-        if self.sanitize and compiler.kind == "clang":
-            sanitize += (
-                "-shared-libasan",
-            )  # its default is a static runtime, which a shared object cannot hold
-        return (*BASE_FLAGS, *linux, self.opt, f"-ffp-contract={self.fp_contract}", *sanitize, *self.flags)
+        runtime = ("-fopenmp",) if links_runtime(compiler.kind, compiler.triple) else ("-pthread",)
+        return ("-shared", *runtime, *linux, *self._sanitize_flags(compiler))
+
+    def _sanitize_flags(self, compiler: Compiler) -> tuple[str, ...]:
+        """The sanitizers' flags, the same in both steps."""
+        if not self.sanitize:
+            return ()
+        # Clang's default is a static runtime, which a shared object cannot hold.
+        return (*SANITIZE_FLAGS, "-shared-libasan") if compiler.kind == "clang" else SANITIZE_FLAGS
 
     def key(self, compiler: Compiler) -> str:
         """sha256 (hex) of what decides the binary's content."""
         parts = [
             artifact.SCHEMA,
             list(self.sources),
-            list(self.all_flags(compiler)),
+            list(self.compile_flags(compiler)),
+            list(self.link_flags(compiler)),
             compiler.identity,
             self.name,
         ]

@@ -4,23 +4,7 @@ ABI of every kernel: ``extern "C" int name(const void* args)``; ``args`` points 
 order (int64, pointer, double), the result is 0 or an error code. One argument keeps the call at about a
 microsecond whatever the number of fields, and the same struct serves C callers.
 
-OpenMP in a process with torch (checked with torch 2.13's CPU wheel, GCC 12 and Clang 14, by the tests):
-
-* torch's wheel ships its own copy of libgomp under the soname ``libgomp.so.1``, which is what GCC links too.
-The dynamic
-  linker keeps one library per soname, so whichever is loaded first serves both: one runtime, one thread pool,
-  one setting. ``omp_set_num_threads`` would therefore leak into torch, and ``torch.set_num_threads`` into us.
-* Where the names differ (CUDA wheels with a hashed name, Clang's libomp, conda), two runtimes live side by
-side. That
-  is legal; each has its own pool, whose idle threads spin for a while after a region and take cores from the
-  other.
-
-Both are served by one rule: the thread count is an *argument* (``num_threads(threads)`` clause in the kernel,
-``machine.num_threads()`` on this side), no runtime setting is touched, and a kernel asked for one thread
-opens no parallel region at all (``if (threads > 1)``), so it neither wakes nor waits for a pool.
-
-After ``fork`` libgomp's pool is gone but the forking thread believes in it, and its next region waits
-forever. A child must run kernels from a *new* thread (which makes its own pool) or with one thread.
+The OpenMP runtime comes from the ``openmp`` module, which also says how threads and ``fork`` behave.
 """
 
 from __future__ import annotations
@@ -33,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from kvgen.backends.cpu import artifact
+from kvgen.backends.cpu import artifact, openmp
 from kvgen.backends.cpu.isa import check_runnable
 from kvgen.errors import ArgumentError, ToolchainError
 
@@ -201,10 +185,14 @@ def load(path: Path | str) -> Library:
                 f"{library}: a sanitised build; its runtime ends the process unless it was preloaded: "
                 "use tests/support/sanitize.py, or set LD_PRELOAD to compiler.sanitizer_libraries()"
             )
+        linked = "-fopenmp" in sidecar.link_flags
+        if not linked:
+            openmp.provide()
         try:
             handle = ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
             raise ToolchainError(f"{library}: the dynamic linker refused it: {error}") from error
+        openmp.warn_if_several(linked)
         result = _loaded[library] = Library(library, sidecar, handle)
         return result
 

@@ -129,9 +129,8 @@ def num_threads(requested: int | None = None) -> int:
     """Threads a kernel should use: ``requested``, else ``$KVGEN_NUM_THREADS``, else the usable cores.
 
     The number is an *argument of every kernel*, which opens ``#pragma omp parallel num_threads(threads)``.
-    The OpenMP runtime's own setting (``omp_set_num_threads``, ``OMP_NUM_THREADS``) is neither read nor
-    written: torch's libgomp and ours are usually the same copy in one process (the loader's docstring says
-    when), so writing it would change torch's threads, and ``torch.set_num_threads`` would change ours.
+    The runtime's own setting (``omp_set_num_threads``, ``OMP_NUM_THREADS``) is neither read nor written,
+    because torch shares it (see the ``openmp`` module).
 
     Raises:
         ArgumentError: not a positive whole number.

@@ -105,8 +105,7 @@ def _compile_into(store: Path, entry: str, key: str, job: Job, compiler: Compile
         OSError: ``store`` cannot take the files.
     """
     _sweep(store)
-    # Not mkdtemp: its mode 0700 would stay, and other users of a shared read-only cache could not read the
-    # build.
+    # Not mkdtemp: its mode 0700 would stay, and other users of a shared read-only cache couldn't read it.
     work = store / f".tmp-{entry}-{os.getpid()}-{secrets.token_hex(4)}"
     work.mkdir()
     final = store / entry
@@ -115,17 +114,25 @@ def _compile_into(store: Path, entry: str, key: str, job: Job, compiler: Compile
         for file, text in zip(names, job.sources, strict=True):
             (work / file).write_text(text)
         library = work / f"{job.name}.so"
-        flags = job.all_flags(compiler)
-        # Relative names: the binary does not depend on where the cache lies. Debug builds find the source's
-        # final place.
-        command = (*compiler.command, *flags, f"-ffile-prefix-map={work}={final}", *names, "-o", library.name)
-        done = invoke(command, cwd=work, timeout_s=job.timeout_s)
-        if done.output.strip():
-            library.with_suffix(".log").write_text(done.output)
-        if done.returncode:
-            if "No space left on device" in done.output:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(store))
-            raise _failure(store, entry, work, job, compiler, done.output)
+        flags, link_flags = job.compile_flags(compiler), job.link_flags(compiler)
+        objects = [str(Path(file).with_suffix(".o")) for file in names]
+        # Relative names: the binary does not depend on where the cache lies. The map is for debug
+        # information, which then names the source's final place. Two steps, because a driver that sees
+        # -fopenmp while it links adds an OpenMP runtime (the openmp module says why that is unwanted).
+        compile_step = (*compiler.command, *flags, f"-ffile-prefix-map={work}={final}", "-c", *names)
+        link_step = (*compiler.command, *link_flags, *objects, "-o", library.name)
+        output, seconds = "", 0.0
+        for command in (compile_step, link_step):
+            done = invoke(command, cwd=work, timeout_s=max(0.001, job.timeout_s - seconds))
+            output, seconds = output + done.output, seconds + done.seconds
+            if output.strip():
+                library.with_suffix(".log").write_text(output)
+            if done.returncode:
+                if "No space left on device" in output:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(store))
+                raise _failure(store, entry, work, job, compiler, output)
+        for file in objects:
+            (work / file).unlink()
         data = library.read_bytes()
         sidecar = artifact.Sidecar(
             schema=artifact.SCHEMA,
@@ -137,7 +144,8 @@ def _compile_into(store: Path, entry: str, key: str, job: Job, compiler: Compile
             sanitize=job.sanitize,
             compiler=compiler.identity,
             flags=list(flags),
-            seconds=round(done.seconds, 3),
+            link_flags=list(link_flags),
+            seconds=round(seconds, 3),
         )
         library.with_suffix(".json").write_text(sidecar.dump())
         return _publish(work, final, job.name, key)
@@ -153,12 +161,9 @@ def _publish(work: Path, final: Path, name: str, key: str) -> Path:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            if found := artifact.lookup(
-                final, name, key
-            ):  # sets a damaged one aside, so that the next try can win
+            # A damaged entry is set aside here, so that the next round's rename can succeed.
+            if found := artifact.lookup(final, name, key):
                 return found
-            if final.exists() and not os.access(final.parent, os.W_OK):
-                raise
         else:
             return final / f"{name}.so"
     raise ToolchainError(
@@ -175,11 +180,8 @@ def _failure(store: Path, entry: str, work: Path, job: Job, compiler: Compiler, 
     try:
         os.rename(work, keep)
     except OSError as error:
-        if error.errno not in (
-            errno.ENOTEMPTY,
-            errno.EEXIST,
-        ):  # another process keeps the same failure: as good
-            raise
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise  # those two mean that another process has kept the same failure, which is as good
     source = keep / f"{job.name}.cpp"
     lines = "\n  ".join(first_errors(output))
     program = Path(compiler.command[0]).name
