@@ -12,6 +12,7 @@ request, in order: ``{"error": kind, "message": text}`` or the handler's own fie
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -60,6 +61,7 @@ def main(mode: str) -> int:
     # own and everything else goes to standard error, which the parent keeps for its messages.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    faulthandler.enable()  # a kernel that reads a wild address then names its line before it dies
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
 
     handler = load_module(str(Path(__file__).with_name(f"worker_{mode}.py")))
