@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final
 
 from kvgen.errors import Diagnostic
@@ -23,6 +23,7 @@ class _Missing:
 
 MISSING: Final = _Missing()
 REQUIRED: Final = object()
+LABEL: Final = r"[\w .,:+@()/=-]{1,100}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def _integer(low: int, high: int, step: int = 1) -> Callable[[Any], str | None]:
 
 
 def _one_of(*names: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value in names and isinstance(value, str) else "not one of the choices"
+    return lambda value: None if isinstance(value, str) and value in names else "not one of the choices"
 
 
 def _kind(kind: type, word: str) -> Callable[[Any], str | None]:
@@ -64,11 +65,23 @@ def _power_of_two(value: Any) -> str | None:
 def _positive_number(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number"
-    return None if isfinite(value) and value > 0 else "not a positive finite number"
+    # Kernels multiply in f32. Comparing, unlike float(), takes an integer of any size; a NaN fails it.
+    return None if 2.0**-126 <= value < 2.0**127 else "not a positive finite number of the f32 range"
+
+
+def _label(value: Any) -> str | None:
+    # It ends up in comments of generated sources, which it must not be able to close or continue.
+    if not isinstance(value, str):
+        return "not a string"
+    return (
+        None
+        if re.fullmatch(LABEL, value)
+        else "not a short line of letters, digits, spaces and . , : + @ ( ) / = -"
+    )
 
 
 TOP = {
-    "name": Field(_kind(str, "a string"), "any label", "unnamed"),
+    "name": Field(_label, "for example 'llama 8B'", "unnamed"),
     "attention": Field(_kind(Mapping, "a table"), "an [attention] table"),
     "cache": Field(_kind(Mapping, "a table"), "a [cache] table"),
 }
@@ -99,27 +112,46 @@ QUANT = {
 }
 
 
+def note(problems: Problems, path: str, value: object, reason: str, hint: str = "") -> None:
+    """Record a mistake once, with a value that can be shown."""
+    mistake = Diagnostic(path, _showable(value), reason, hint)
+    if mistake not in problems:
+        problems.append(mistake)
+
+
+def _showable(value: object) -> object:
+    """``value``, or a description where Python refuses to print it: a huge integer, very deep nesting."""
+    try:
+        repr(value)
+    except (ValueError, RecursionError):
+        return f"({type(value).__name__} too large to show)"
+    return value
+
+
 def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Problems) -> dict[str, Any]:
     """Every field of ``fields`` from ``table``; mistakes go to ``problems`` and read as MISSING."""
-    if table is MISSING:
+    if not isinstance(table, Mapping):
+        if table is not MISSING:
+            note(problems, path or "spec", table, "not a table", "a table (a mapping with string keys)")
         return {name: MISSING if f.default is REQUIRED else f.default for name, f in fields.items()}
     prefix = f"{path}." if path else ""
     for key in table:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields)}"
-            problems.append(Diagnostic(f"{prefix}{key}", table[key], "unknown key", hint))
+        if isinstance(key, str) and key in fields:
+            continue
+        near = difflib.get_close_matches(key, fields, 1, 0.5) if isinstance(key, str) else []
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields)}"
+        note(problems, f"{prefix}{_showable(key)}", table[key], "unknown key", hint)
     return {name: _read(name, f, table, prefix, problems) for name, f in fields.items()}
 
 
 def _read(name: str, field: Field, table: Mapping[str, Any], prefix: str, problems: Problems) -> Any:
     if name not in table or (table[name] is None and field.default is None):
         if field.default is REQUIRED:
-            problems.append(Diagnostic(f"{prefix}{name}", None, "missing", field.hint))
+            note(problems, f"{prefix}{name}", None, "missing", field.hint)
             return MISSING
         return field.default
     reason = field.check(table[name])
     if reason is None:
         return table[name]
-    problems.append(Diagnostic(f"{prefix}{name}", table[name], reason, field.hint))
+    note(problems, f"{prefix}{name}", table[name], reason, field.hint)
     return MISSING

@@ -7,6 +7,8 @@ on the size of the pool or on whoever owns the buffer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvgen.ir import Axis, CacheSpec, Extent, PageRecord, Plane, Spec
 from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.record import PlaneAxis
@@ -55,15 +57,12 @@ def _place_pool(
             components.append((name, dtype, inside, cursor))
             cursor = cursor + size
     shared, total = _stack(outer, sizes[fields[0]], cursor, cache.align, pad_rows=False)
-    constant_outer = _inside_page(outer)
     planes = []
     for name, dtype, inside, offset in components:
-        keep = _scale_axes(cache, name, shared) if name.endswith("_scale") else shared
-        axes = tuple(
-            PlaneAxis(a.axis, a.extent, a.stride, a.axis in constant_outer or (a in inside and not _has_page(inside, a)))
-            for a in keep + inside
-        )
-        planes.append(Plane(name, dtype, pool, offset, axes))
+        placed = (_scale_axes(cache, name, shared) if name.endswith("_scale") else shared) + inside
+        at = [a.axis.dim for a in placed].index("page")
+        marked = tuple(replace(a, constant=depth > at) for depth, a in enumerate(placed))
+        planes.append(Plane(name, dtype, pool, offset, marked))
     return planes, total
 
 
@@ -89,28 +88,23 @@ def _stack(
 ) -> tuple[tuple[PlaneAxis, ...], Extent]:
     """Strides of ``axes`` over blocks of ``unit`` bytes, and the bytes of the whole stack.
 
-    With ``pad_rows`` the innermost axis is a row, whose pitch follows ``row_stride``.
+    With ``pad_rows`` the innermost axis is a row. The pitches of rows and of pages follow ``row_stride``:
+    the next plane starts on ``align`` for every number of pages, so a page's padding costs nothing extra
+    where ``page`` is outermost, and pages then start on lines of their own.
     """
     placed: list[PlaneAxis] = []
     for depth, axis in enumerate(reversed(axes)):
-        extent = None if axis.dim == "page" else axis.extent(sizes[axis.dim])
+        if axis.dim == "page":
+            pitch = row_stride(unit.fixed, align)
+            placed.append(PlaneAxis(axis, None, Extent(pitch), False))
+            unit = Extent(0, pitch)
+            continue
+        extent = axis.extent(sizes[axis.dim])
         placed.append(PlaneAxis(axis, extent, unit, False))
-        unit = Extent(0, unit.fixed) if extent is None else unit.times(extent)
-        if depth == 0 and pad_rows and extent is not None:
+        unit = unit.times(extent)
+        if depth == 0 and pad_rows:
             unit = Extent(row_stride(unit.fixed, align))
     return tuple(reversed(placed)), unit
-
-
-def _inside_page(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes of ``axes`` that stand right of ``page`` (none where ``page`` is not among them)."""
-    dims = [axis.dim for axis in axes]
-    return axes[dims.index("page") + 1 :] if "page" in dims else ()
-
-
-def _has_page(inside: tuple[PlaneAxis, ...], axis: PlaneAxis) -> bool:
-    """Whether ``page`` stands at or right of ``axis`` among a component's own axes."""
-    dims = [a.axis.dim for a in inside]
-    return "page" in dims and inside.index(axis) <= dims.index("page")
 
 
 def _align_up(size: Extent, align: int) -> Extent:

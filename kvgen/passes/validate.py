@@ -5,6 +5,7 @@ Field rules live in ``passes.fields``; this file checks what only several fields
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvgen.errors import Diagnostic, SpecError
 from kvgen.ir import AttentionSpec, CacheSpec, LayoutError, LayoutSpec, QuantSpec, Spec
 from kvgen.ir.layout import Axis
 from kvgen.ir.quant import FORMATS, GROUPS
-from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, read_table
+from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, note, read_table
 
 
 def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
@@ -22,33 +23,39 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
 
     Raises ``SpecError`` holding all diagnostics, each with path, value, reason and what works.
     """
-    if isinstance(source, Mapping):
+    if not isinstance(source, str | Path):
         return validate(source)
     path = Path(source)
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SpecError([Diagnostic(str(path), str(source), "no such file", "give the path of a TOML spec")]) from None
+        raise _unreadable(source, "no such file", "give the path of a TOML spec") from None
     except IsADirectoryError:
-        raise SpecError([Diagnostic(str(path), str(source), "is a folder", "give a TOML file in it")]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError([Diagnostic(str(path), str(source), f"not TOML: {error}", "see examples/")]) from None
-    return validate({"name": path.stem, **raw})
+        raise _unreadable(source, "is a folder", "give a TOML file in it") from None
+    except OSError as error:
+        raise _unreadable(
+            source, f"cannot be read: {error.strerror}", "give the path of a TOML spec"
+        ) from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an endless number, endless nesting
+        raise _unreadable(source, f"not TOML: {error}", "see examples/") from None
+    return validate({"name": re.sub(r"[^\w.+-]", "_", path.stem)[:100], **raw})
 
 
-def validate(raw: Mapping[str, Any]) -> Spec:
+def validate(raw: Any) -> Spec:
     """A mapping with ``attention`` and ``cache`` tables -> Spec; ``SpecError`` with every mistake."""
     problems: Problems = []
     top = read_table(TOP, raw, "", problems)
+    if not isinstance(raw, Mapping):
+        raise SpecError(problems)
     att = read_table(ATTENTION, top["attention"], "attention", problems)
     cache = read_table(CACHE, top["cache"], "cache", problems)
     quants = {side: read_table(QUANT, cache[side], f"cache.{side}", problems) for side in ("k", "v")}
     _check_heads(att, problems)
     layout = _layout(cache["layout"], "cache.layout", problems)
     own = {side: _layout(q["layout"], f"cache.{side}.layout", problems) for side, q in quants.items()}
-    groups = {side: _group(q, att, f"cache.{side}", problems) for side, q in quants.items()}
+    groups = {side: _group(q, f"cache.{side}", problems) for side, q in quants.items()}
     if layout is not None:
-        _check_dims(layout, own, cache, problems)
+        _check_dims(layout, own, problems)
         for side in ("k", "v"):
             _check_splits(side, layout, own[side], cache, att, problems)
     if problems:
@@ -69,26 +76,27 @@ def validate(raw: Mapping[str, Any]) -> Spec:
     sides = {
         side: QuantSpec(q["format"], groups[side], q["scale_dtype"], own[side]) for side, q in quants.items()
     }
-    return Spec(top["name"], attention, CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"]))
+    return Spec(
+        top["name"], attention, CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"])
+    )
+
+
+def _unreadable(source: str | Path, reason: str, hint: str) -> SpecError:
+    return SpecError([Diagnostic(str(source), str(source), reason, hint)])
 
 
 def _check_heads(att: dict[str, Any], problems: Problems) -> None:
     q_heads, kv_heads = att["q_heads"], att["kv_heads"]
     if MISSING in (q_heads, kv_heads):
         return
+    path = "attention.q_heads"
     if q_heads % kv_heads:
         near = max(kv_heads, q_heads // kv_heads * kv_heads)
-        problems.append(
-            Diagnostic(
-                "attention.q_heads",
-                q_heads,
-                f"not a multiple of kv_heads = {kv_heads}: a query head needs exactly one KV head",
-                f"{near} works",
-            )
-        )
+        reason = f"not a multiple of kv_heads = {kv_heads}: a query head needs exactly one KV head"
+        note(problems, path, q_heads, reason, f"{near} works")
     elif q_heads // kv_heads > 128:
         reason = f"a group of {q_heads // kv_heads} query heads for each KV head; at most 128 are supported"
-        problems.append(Diagnostic("attention.q_heads", q_heads, reason, f"{128 * kv_heads} works"))
+        note(problems, path, q_heads, reason, f"{128 * kv_heads} works")
 
 
 def _layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
@@ -97,56 +105,78 @@ def _layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
     try:
         return LayoutSpec.parse(text)
     except LayoutError as error:
-        problems.append(Diagnostic(path, text, str(error)))
-        return None
+        note(problems, path, text, str(error))
+    except ValueError:  # int() refuses thousands of digits
+        note(problems, path, text, "splits by a block that is no sensible number")
+    return None
 
 
-def _group(quant: dict[str, Any], att: dict[str, Any], path: str, problems: Problems) -> tuple[tuple[str, int], ...]:
-    fmt = FORMATS.get(quant["format"]) if isinstance(quant["format"], str) else None
+def _group(quant: dict[str, Any], path: str, problems: Problems) -> tuple[tuple[str, int], ...]:
     group = quant["group"]
-    if fmt is None or group is MISSING:
+    if quant["format"] is MISSING or group is MISSING:
         return ()
+    fmt = FORMATS[quant["format"]]
     if not fmt.scaled:
         if group is not None:
-            problems.append(
-                Diagnostic(f"{path}.group", group, f"{fmt.name} stores values, not scaled codes", "leave group out")
-            )
+            reason = f"{fmt.name} stores values, not scaled codes"
+            note(problems, f"{path}.group", group, reason, "leave group out")
         return ()
     if group is None:
         group = {"tok": 1, "head": 1}
-    dims = tuple(sorted(group))
-    if dims not in GROUPS or any(block != 1 or isinstance(block, bool) for block in group.values()):
+    # Keys may be anything here, so they are compared as a set: they need not sort.
+    dims = next((dims for dims in GROUPS if set(dims) == set(group)), None)
+    if dims is None or any(type(block) is not int or block != 1 for block in group.values()):
         works = "{} (per tensor), {head = 1} (per head) or {tok = 1, head = 1} (per token and head)"
-        problems.append(Diagnostic(f"{path}.group", group, f"no {fmt.name} kernel scales by this block", works))
+        note(problems, f"{path}.group", group, f"no {fmt.name} kernel scales by this block", works)
         return ()
     return tuple((dim, 1) for dim in dims)
 
 
-def _check_dims(
-    layout: LayoutSpec, own: dict[str, LayoutSpec | None], cache: dict[str, Any], problems: Problems
-) -> None:
+def _check_dims(layout: LayoutSpec, own: dict[str, LayoutSpec | None], problems: Problems) -> None:
     missing = [dim for dim in ("page", "head", "tok", "d") if dim not in layout.dims()]
     if missing:
-        text = str(layout)
-        problems.append(
-            Diagnostic("cache.layout", text, f"has no axis for {' and '.join(missing)}", f"{text} {' '.join(missing)} works")
-        )
+        reason = f"has no axis for {' and '.join(missing)}"
+        note(problems, "cache.layout", str(layout), reason, f"write {_complete(layout)!r}")
         return
     outer, inner = layout.split()
     if any(axis.dim == "d" for axis in outer):
-        problems.append(
-            Diagnostic(
-                "cache.layout",
-                str(layout),
-                "kv stands inside d: K and V rows would interleave element by element",
-                "move kv left of every d axis",
-            )
-        )
+        reason = "kv stands inside d: K and V rows would interleave element by element"
+        note(problems, "cache.layout", str(layout), reason, "move kv left of every d axis")
+    _check_page(layout, "cache.layout", problems)
     need = {axis.dim for axis in inner}
     for side, spec in own.items():
-        if spec is not None and spec.dims() != need:
-            reason = "must name exactly the dimensions right of kv in cache.layout (all of them where it has no kv)"
-            problems.append(Diagnostic(f"cache.{side}.layout", str(spec), reason, f"'{_join(inner)}' works"))
+        if spec is None:
+            continue
+        path = f"cache.{side}.layout"
+        if spec.dims() != need:
+            reason = "must name exactly the dimensions right of kv in cache.layout (all where it has no kv)"
+            note(problems, path, str(spec), reason, f"'{_join(inner)}' works")
+        else:
+            _check_page(spec, path, problems)
+
+
+def _check_page(layout: LayoutSpec, path: str, problems: Problems) -> None:
+    if {"page", "d"} <= layout.dims() and layout.position("page") > layout.position("d"):
+        reason = "page stands right of a d axis: a token's row would be scattered over the whole pool"
+        rest = tuple(axis for axis in layout.axes if axis.dim != "page")
+        note(
+            problems,
+            path,
+            str(layout),
+            reason,
+            f"move page left of every d axis: '{_join((Axis('page'), *rest))}'",
+        )
+
+
+def _complete(layout: LayoutSpec) -> str:
+    """The layout with its missing axes put where they belong: page first, head and tok before d."""
+    axes = list(layout.axes)
+    dims = [axis.dim for axis in axes]
+    at = dims.index("d") if "d" in dims else len(axes)
+    axes[at:at] = [Axis(dim) for dim in ("head", "tok") if dim not in dims]
+    front = [] if "page" in dims else [Axis("page")]
+    back = [] if "d" in dims else [Axis("d")]
+    return _join((*front, *axes, *back))
 
 
 def _join(axes: tuple[Axis, ...]) -> str:
@@ -163,19 +193,19 @@ def _check_splits(
 ) -> None:
     outer, inner = layout.split()
     axes = outer + (own.axes if own else inner)
-    width = att["head_dim"] if side == "k" or att["v_head_dim"] is None else att["v_head_dim"]
-    sizes = {"tok": (cache["page_size"], "page_size"), "d": (width, "head_dim" if side == "k" else "v_head_dim")}
-    for dim in ("tok", "d"):
+    width = "head_dim" if side == "k" or att["v_head_dim"] is None else "v_head_dim"
+    sizes = {"tok": (cache["page_size"], "page_size"), "d": (att[width], width)}
+    for dim, (size, name) in sizes.items():
         halves = [axis for axis in axes if axis.dim == dim and axis.part != "whole"]
         if not halves:
             continue
-        size, name = sizes[dim]
         path = f"cache.{side}.layout" if own and halves[-1] in own.axes else "cache.layout"
         text = str(own if path != "cache.layout" else layout)
         if len(halves) != 2:
-            problems.append(Diagnostic(path, text, f"splits {dim} across kv with only one half for {side}"))
+            note(problems, path, text, f"splits {dim} across kv with only one half for {side}")
         elif size is not MISSING and size % halves[0].block:
             blocks = [b for b in range(2, size + 1) if size % b == 0]
-            near = min(blocks, key=lambda b: abs(b - halves[0].block)) if blocks else size
+            near = min(blocks, key=lambda b: abs(b - halves[0].block), default=0)
             reason = f"splits {dim} by {halves[0].block}, which does not divide {name} = {size}"
-            problems.append(Diagnostic(path, text, reason, f"{dim}/{near} ... {dim}%{near} works"))
+            hint = f"{dim}/{near} ... {dim}%{near} works" if near else f"{dim} cannot be split here"
+            note(problems, path, text, reason, hint)
