@@ -82,9 +82,11 @@ def _instruction(address: int, predicate: str | None, mnemonic: str, operands: s
     if kind not in ("global_load", "async_copy", "global_store", "shared_load", "shared_store"):
         return Instruction(address, opcode, kind, opcode)
     if opcode in ("LDSM", "STSM"):
-        # matrix moves: .M88/.MT88 is the shape (T = transposed), the last number how many matrices
-        shape = ".".join(m for m in modifiers if m.startswith("M") or m.isdigit())
-        count = next((int(m) for m in modifiers if m.isdigit()), 1)
-        return Instruction(address, opcode, kind, f"{opcode}.{shape}", 32 * count)
+        # matrix moves, e.g. LDSM.16.MT88.4: the shape (T = transposed), then how many matrices
+        shape = next((i for i, m in enumerate(modifiers) if m.startswith("M")), 0)
+        name = ".".join([opcode, *modifiers[shape:]])
+        return Instruction(
+            address, opcode, kind, name, 32 * int(modifiers[-1] if modifiers[-1].isdigit() else 1)
+        )
     width = next((m for m in modifiers if m in _WIDTHS), "32")
     return Instruction(address, opcode, kind, f"{opcode}.{width}", _WIDTHS.get(width, 32))
