@@ -7,7 +7,7 @@ Imports neither torch nor triton. Arrays are numpy; bf16 travels as ``uint16`` (
 """
 
 from kvgen.reference.attend import attend, merge
-from kvgen.reference.cache import append, decode, gather, prefill
+from kvgen.reference.cache import append, copy, decode, gather, prefill
 from kvgen.reference.codec import (
     bf16_to_f32,
     decode_values,
@@ -23,6 +23,7 @@ __all__ = [
     "append",
     "attend",
     "bf16_to_f32",
+    "copy",
     "decode",
     "decode_values",
     "encode_rows",

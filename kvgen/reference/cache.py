@@ -1,4 +1,4 @@
-"""cache: the ops of a paged cache over its bytes: append, gather, decode, prefill.
+"""cache: the ops of a paged cache over its bytes: append, copy, gather, decode, prefill.
 
 Arguments are numpy versions of what the generated ops take. ``scales`` holds the static scales
 of formats that an append cannot scale: ``{"k": f32 [] or [head], "v": ...}``; missing ones are
@@ -59,6 +59,25 @@ def append(
             codes, found = encode_rows(x, fmt.qmax)
             _scatter(view(pools, record, f"{field}_scale", num_pages), page, tok, found)
         _scatter(view(pools, record, field, num_pages), page, tok, codes)
+
+
+def copy(record: PageRecord, pools: Pools, num_pages: int, sources: Ints, destinations: Ints) -> None:
+    """Copy whole pages in place, scales included: page ``sources[i]`` to ``destinations[i]``.
+
+    Raises ``ArgumentError`` for ids outside the pool, a page that is destination twice, or one that is
+    source and destination at once.
+    """
+    src, dst = np.asarray(sources, dtype=np.int64), np.asarray(destinations, dtype=np.int64)
+    if src.shape != dst.shape or src.ndim != 1:
+        raise ArgumentError(f"sources {src.shape} and destinations {dst.shape}: expected [N] and [N]")
+    both = np.concatenate([src, dst])
+    if ((both < 0) | (both >= num_pages)).any():
+        raise ArgumentError(f"page ids must lie in 0 to {num_pages - 1}")
+    if len(np.unique(dst)) != len(dst) or np.isin(src, dst).any():
+        raise ArgumentError("a page is destination twice, or source and destination at once")
+    for plane in record.planes:
+        whole = view(pools, record, plane.name, num_pages)
+        whole[dst] = whole[src]
 
 
 def gather(

@@ -36,9 +36,9 @@ def view(pools: Pools, record: PageRecord, name: str, num_pages: int) -> Array:
     plane = record.plane(name)
     buffer = pools[plane.pool]
     need = dict(record.pools)[plane.pool].at(num_pages)
-    if buffer.dtype != np.uint8 or buffer.ndim != 1 or buffer.strides != (1,) or buffer.size < need:
+    if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous or buffer.size < need:
         raise ArgumentError(
-            f"pool {plane.pool}: expected uint8 [{need}] or longer, got {buffer.dtype} {buffer.shape}"
+            f"pool {plane.pool}: expected contiguous uint8 [{need}], got {buffer.dtype} {buffer.shape}"
         )
     steps = {
         a.axis.key: (num_pages if a.extent is None else a.extent, a.stride.at(num_pages)) for a in plane.axes
