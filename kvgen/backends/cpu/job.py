@@ -21,7 +21,7 @@ from kvgen.errors import ArgumentError
 
 _LANGUAGE = ("-std=c++17", "-fPIC", "-fopenmp", "-Wall")
 _NUMBERS = ("-fno-math-errno", "-fno-trapping-math")
-# Calls inside a library bind to itself: two kernels in one process may define helpers of the same name.
+# Names inside a library bind to itself: two kernels in one process may define helpers of the same name.
 _SYMBOLS = ("-fvisibility-inlines-hidden", "-fno-semantic-interposition")
 BASE_FLAGS = (*_LANGUAGE, *_NUMBERS, *_SYMBOLS)
 LINUX_FLAGS = ("-Wl,-Bsymbolic", "-Wl,-z,now")
@@ -82,7 +82,10 @@ class Job:
     def compile_flags(self, compiler: Compiler) -> tuple[str, ...]:
         """The flags of the compile step, in order, without file names."""
         sanitize = self._sanitize_flags(compiler)
-        return (*BASE_FLAGS, self.opt, f"-ffp-contract={self.fp_contract}", *sanitize, *self.flags)
+        # GCC marks statics of inline functions "unique", and the dynamic linker then merges them across
+        # libraries.
+        unique = ("-fno-gnu-unique",) if compiler.kind == "gcc" else ()
+        return (*BASE_FLAGS, *unique, self.opt, f"-ffp-contract={self.fp_contract}", *sanitize, *self.flags)
 
     def link_flags(self, compiler: Compiler) -> tuple[str, ...]:
         """The flags of the link step, in order, without file names."""
