@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources
 _METADATA = ("shared", "num_warps", "num_stages", "num_ctas", "warp_size", "tmem_size",
              "global_scratch_size", "global_scratch_align",
              "profile_scratch_size", "profile_scratch_align")  # fmt: skip
-_RESOURCE_WORDS = ("out of resource", "uses too much", "exceeds limit", "too many resources")
+_RESOURCE_WORDS = ("out of resource", "uses too much", "exceeds limit", "insufficient registers")
 
 
 def handle(request: dict[str, Any], load_module: Callable[[str], ModuleType]) -> dict[str, Any]:

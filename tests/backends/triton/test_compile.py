@@ -93,6 +93,12 @@ def test_too_much_shared_memory_is_a_resource_outcome(paged: TritonSource, tmp_p
     assert cached.seconds == 0
 
 
+def test_too_few_registers_is_a_resource_outcome(paged: TritonSource, tmp_path: Path) -> None:
+    (result,) = compile_many([dataclasses.replace(paged, maxnreg=16)], "sm_80", cache_dir=tmp_path)
+    assert result.outcome is Outcome.RESOURCE
+    assert "Insufficient registers" in result.message
+
+
 @pytest.mark.parametrize("suffix", ["cubin", "ptx", "json"])
 def test_truncated_entry_is_set_aside_and_compiled_anew(
     trivial: Trivial, tmp_path: Path, suffix: str

@@ -88,6 +88,55 @@ def test_spills_are_reported_in_the_loop_and_in_all(
     assert f"REG:{found.registers} STACK:{found.spill_bytes} " in listing
 
 
+PEELED = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile(x, rows, page, left, acc, MASK: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
+    k = rows.load([page * T, 0])
+    s = tl.dot(x, tl.trans(k))
+    if MASK:
+        s = tl.where((tl.arange(0, T) < left)[None, :], s, 0.0)
+    return tl.dot(s.to(k.dtype), k, acc)
+
+
+@triton.jit
+def peeled(out, x_ptr, k_ptr, table, n, pages, T: tl.constexpr, D: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * D + tl.arange(0, D)[None, :]
+    x = tl.load(x_ptr + at)
+    rows = tl.make_tensor_descriptor(k_ptr, [pages * T, D], [D, 1], [T, D])
+    acc = tl.zeros([16, D], tl.float32)
+    for i in range(0, n // T):
+        acc = tile(x, rows, tl.load(table + i), T, acc, False, T, D)
+    for i in range(n // T, tl.cdiv(n, T)):
+        acc = tile(x, rows, tl.load(table + i), n - i * T, acc, True, T, D)
+    tl.store(out + at, acc)
+"""
+
+
+def test_tma_kernel_whose_last_tile_is_peeled(compiled: Compile) -> None:
+    pointers = {"out": "*fp32", "x_ptr": "*bf16", "k_ptr": "*bf16", "table": "*i32"}
+    source = TritonSource(
+        PEELED,
+        "peeled",
+        {**pointers, "n": "i32", "pages": "i32", "T": "constexpr", "D": "constexpr"},
+        {"T": 64, "D": 128},
+        frozenset(pointers),
+    )
+    kernel = compiled(source, "sm_90")
+    assert kernel.metadata.global_scratch_size > 0  # the descriptor is made on the device
+    found = inspect_kernel(kernel)
+    # the waits of TMA jump back from behind the exit: those are no loops
+    full, masked = found.loops
+    assert full.tma_loads == masked.tma_loads == 1
+    assert full.async_copies == full.tma_loads + sum(full.global_loads.values())
+    assert full.mma == masked.mma
+    assert full.instructions < masked.instructions
+    assert found.main_loop == full
+
+
 def test_equal_code_has_one_fingerprint(paged: TritonSource, compiled: Compile) -> None:
     commented = dataclasses.replace(paged, text="# another comment\n" + paged.text)
     kernel, other = compiled(paged, "sm_90"), compiled(commented, "sm_90")
