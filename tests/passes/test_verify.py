@@ -98,6 +98,15 @@ def test_both_coefficients_of_an_offset_count() -> None:
         verify_record(HALVES, late)
 
 
+def test_planes_that_drift_apart_meet_in_the_end() -> None:
+    """V's pages 64 bytes further apart than K's, in a pool with room: they meet after some pages."""
+    pitch = RECORD.plane("v").page.stride.fixed
+    roomy = replace(RECORD, pools=(("kv", Extent(0, 2 * pitch)),))
+    verify_record(SPEC, roomy)
+    with pytest.raises(VerifyError, match=r"k and v: overlap: they step page by \d+ and page by \d+"):
+        verify_record(SPEC, change(roomy, "v", lambda p: restride(p, "page", Extent(pitch + 64))))
+
+
 def test_constant_flags_must_tell_the_truth() -> None:
     axes = tuple(replace(a, constant=True) for a in RECORD.plane("k").axes)
     with pytest.raises(VerifyError, match=r"plane k: calls the stride of page constant"):

@@ -129,6 +129,17 @@ def test_int8_scale_is_the_correctly_rounded_quotient() -> None:
         assert min(around, key=lambda s: abs(Fraction(float(s)) - exact)) == scale
 
 
+def test_int8_multiplies_by_the_rounded_inverse() -> None:
+    """Near ties x * (1 / scale) and x / scale round apart: the rule is the product, as kernels compute it."""
+    rng = np.random.default_rng(2)
+    amax = rng.uniform(1, 2, 2000).astype(F32)
+    ties = ((rng.integers(-126, 126, 2000) + 0.5) * (amax / F32(127))).astype(F32)
+    codes, scale = encode_rows(np.stack([amax, ties], axis=-1), 127)
+    product = np.rint(ties * (F32(1) / scale))
+    assert (product != np.rint(ties / scale)).sum() > 20  # or the test would show nothing
+    assert np.array_equal(codes[:, 1], product)
+
+
 def test_int8_rows_with_odd_values() -> None:
     """Zero, denormal, just below and at the threshold, an outlier, the largest f32, inf and NaN."""
     rows = np.zeros((9, 16), F32)
