@@ -40,6 +40,6 @@ class Backend(Protocol):
         """Name of the schedule space of ``op``, e.g. ``cpp/decode``."""
         ...
 
-    def compile(self, plans: Sequence[KernelPlan]) -> list[Kernel]:
+    def compile(self, plans: Sequence[KernelPlan]) -> Sequence[Kernel]:
         """Compile plans, in parallel where that pays; ``ToolchainError`` with the compiler's words."""
         ...

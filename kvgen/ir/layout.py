@@ -77,7 +77,9 @@ class LayoutSpec:
                 raise LayoutError(_mark(text, word, "is not an axis: write dim, dim/block or dim%block"))
             dim, op, block = match["dim"], match["op"], int(match["block"] or 0)
             if dim not in DIMS:
-                raise LayoutError(_mark(text, word, f"names no dimension; the dimensions are {' '.join(DIMS)}"))
+                raise LayoutError(
+                    _mark(text, word, f"names no dimension; the dimensions are {' '.join(DIMS)}")
+                )
             if op and dim not in SPLITTABLE:
                 raise LayoutError(_mark(text, word, f"splits {dim}; only tok and d can be split"))
             if op and block < 2:
@@ -117,11 +119,15 @@ def _check_axes(text: str, axes: list[Axis]) -> None:
             raise LayoutError(_mark(text, str(parts[-1]), f"names {dim} again: two axes would overlap"))
         if len(parts) == 1:
             other = f"{dim}%{parts[0].block}" if kinds == ["outer"] else f"{dim}/{parts[0].block}"
-            raise LayoutError(_mark(text, str(parts[0]), f"is half of a split; its other half {other} is missing"))
+            raise LayoutError(
+                _mark(text, str(parts[0]), f"is half of a split; its other half {other} is missing")
+            )
         if parts[0].block != parts[1].block:
             raise LayoutError(_mark(text, str(parts[1]), f"splits {dim} by another block than {parts[0]}"))
         if kinds != ["outer", "inner"]:
-            raise LayoutError(_mark(text, str(parts[0]), f"stands left of {parts[1]}: write the outer half first"))
+            raise LayoutError(
+                _mark(text, str(parts[0]), f"stands left of {parts[1]}: write the outer half first")
+            )
 
 
 def _mark(text: str, word: str, reason: str) -> str:

@@ -86,7 +86,9 @@ class KernelPlan:
     @property
     def entry(self) -> str:
         """Name of the kernel's entry point: unique for what it computes and how."""
-        text = "|".join((self.spec.hash, self.target.name, *self.target.features, str(self.schedule), self.variant))
+        text = "|".join(
+            (self.spec.hash, self.target.name, *self.target.features, str(self.schedule), self.variant)
+        )
         return f"kvgen_{self.op}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def constant(self, name: str) -> int | float:

@@ -98,7 +98,9 @@ def _merge(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
 
 
 def _copy(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
-    planes = tuple(a for a in plane_args(spec, record) if a.name.split("_stride_")[0] in {p.name for p in record.planes})
+    planes = tuple(
+        a for a in plane_args(spec, record) if a.name.split("_stride_")[0] in {p.name for p in record.planes}
+    )
     return (
         *planes,
         _ptr("src_pages", "i32", "pages to read, N"),

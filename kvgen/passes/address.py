@@ -60,15 +60,18 @@ class Address:
         return terms[0].stride if plain else (0 if not terms else None)
 
     def c(self, **index: str) -> str:
-        """The terms of the given dims as C++ text, each dim replaced by the text given for it."""
-        return self._text(index, print_c, "(int64_t)({})", runtime_is_wide=True)
+        """The terms of the given dims as C++ text, each dim replaced by the text given for it.
+
+        Run-time strides are fields of the argument struct ``a``.
+        """
+        return self._text(index, print_c, "(int64_t)({})", "a.", runtime_is_wide=True)
 
     def triton(self, **index: str) -> str:
         """The same as Triton text; wide terms are cast before they are multiplied.
 
         A run-time stride does not widen its term: Triton types a small integer argument as i32.
         """
-        return self._text(index, print_python, "{}.to(tl.int64)", runtime_is_wide=False)
+        return self._text(index, print_python, "{}.to(tl.int64)", "", runtime_is_wide=False)
 
     def at(self, strides: Mapping[str, int], **index: int) -> int:
         """The address as a plain integer (for proofs and tests); ``strides`` gives run-time ones."""
@@ -78,7 +81,9 @@ class Address:
             total += int(term.index.subs(symbol(term.dim), index[term.dim])) * step
         return total
 
-    def _text(self, index: Mapping[str, str], show: Printer, cast: str, *, runtime_is_wide: bool) -> str:
+    def _text(
+        self, index: Mapping[str, str], show: Printer, cast: str, owner: str, *, runtime_is_wide: bool
+    ) -> str:
         parts = []
         for term in self.terms:
             if term.dim not in index:
@@ -86,7 +91,11 @@ class Address:
             code = show(term.index, {term.dim: index[term.dim]})
             if term.wide and not (runtime_is_wide and term.stride is None):
                 code = cast.format(code)
-            parts.append(code if term.stride == 1 else f"{code} * {term.stride_name}")
+            parts.append(
+                code
+                if term.stride == 1
+                else f"{code} * {owner if term.stride is None else ''}{term.stride_name}"
+            )
         return " + ".join(parts) or "0"
 
 

@@ -57,7 +57,9 @@ def lower_addresses(spec: Spec, record: PageRecord) -> dict[str, Address]:
         quant = spec.cache.quant(field)
         if quant.static_scale:
             name = f"{field}_scale"
-            head = Term("head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, spec.attention.kv_heads - 1)
+            head = Term(
+                "head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, spec.attention.kv_heads - 1
+            )
             found[name] = Address(name, (head,) if "head" in quant.scale_dims else ())
     return found
 
@@ -77,9 +79,15 @@ def address_facts(record: PageRecord, addresses: Mapping[str, Address]) -> tuple
     facts = []
     for plane in record.planes:
         pitch = plane.page.stride
-        facts.append(Fact(f"{plane.name} starts on {record.align} bytes", f"offset {plane.offset}, page pitch {pitch}"))
+        facts.append(
+            Fact(f"{plane.name} starts on {record.align} bytes", f"offset {plane.offset}, page pitch {pitch}")
+        )
         for term in addresses[plane.name].terms:
             bits = 64 if term.wide else 32
-            why = "page ids and strides are passed at run time" if term.limit is None else f"at most {term.limit}"
+            why = (
+                "page ids and strides are passed at run time"
+                if term.limit is None
+                else f"at most {term.limit}"
+            )
             facts.append(Fact(f"{plane.name}: {term.index} * {term.stride_name} is {bits}-bit", why))
     return tuple(facts)

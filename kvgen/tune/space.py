@@ -1,10 +1,10 @@
 """The schedule space of a template, read from ``schedules/<template>.toml``.
 
-    [knobs]        name = [values, canonical order]
-    [constraints]  all = ["expression over knobs and facts", ...]
-    [numerics]     knobs = [...]        they decide a result's bits: one value for all workloads
-    [seeds.any]    knob = value         default schedule; [seeds.<arch>] overrides per architecture
-    [effort.quick] trials = 12          candidates compiled; [effort.full] likewise
+[knobs]        name = [values, canonical order]
+[constraints]  all = ["expression over knobs and facts", ...]
+[numerics]     knobs = [...]        they decide a result's bits: one value for all workloads
+[seeds.any]    knob = value         default schedule; [seeds.<arch>] overrides per architecture
+[effort.quick] trials = 12          candidates compiled; [effort.full] likewise
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class Space:
     seeds: Mapping[str, Mapping[str, Knob]]
     effort: Mapping[str, int]
 
+    def holds(self, constraint: str, schedule: Schedule, facts: Mapping[str, Knob]) -> bool:
+        """Whether one constraint holds for this schedule and these facts."""
+        return holds(constraint, dict(facts) | schedule.to_dict())
+
     def allows(self, schedule: Schedule, facts: Mapping[str, Knob]) -> bool:
         """Whether every constraint holds for this schedule and these facts."""
-        names = dict(facts) | schedule.to_dict()
-        return all(holds(text, names) for text in self.constraints)
+        return all(self.holds(text, schedule, facts) for text in self.constraints)
 
     def candidates(self, facts: Mapping[str, Knob]) -> Iterator[Schedule]:
         """Every schedule that the constraints allow, in canonical order."""
@@ -45,19 +48,25 @@ class Space:
             if self.allows(schedule, facts):
                 yield schedule
 
-    def default(self, target: Target, facts: Mapping[str, Knob]) -> Schedule:
-        """The seed of the architecture, or the nearest allowed schedule to it.
+    def default(
+        self, target: Target, facts: Mapping[str, Knob], pins: Mapping[str, Knob] | None = None
+    ) -> Schedule:
+        """The seed of the architecture with ``pins`` put in, or the nearest allowed schedule to it.
 
-        Nearest changes the fewest knobs, and those by the fewest steps; ``UnsupportedError`` where
-        nothing is allowed.
+        Nearest changes the fewest other knobs, and those by the fewest steps. Where the pins allow
+        nothing, the seed with the pins comes back for the caller to refuse; without pins,
+        ``UnsupportedError``.
         """
-        seed = Schedule.of({**self.seeds["any"], **self.seeds.get(target.arch, {})})
+        pins = pins or {}
+        seed = Schedule.of({**self.seeds["any"], **self.seeds.get(target.arch, {}), **pins})
         if self.allows(seed, facts):
             return seed
-        best = min(self.candidates(facts), key=lambda s: self._distance(seed, s), default=None)
-        if best is None:
-            raise UnsupportedError(f"no schedule of {self.template} fits {dict(facts)}")
-        return best
+        free = [s for s in self.candidates(facts) if all(s[knob] == value for knob, value in pins.items())]
+        if free:
+            return min(free, key=lambda s: self._distance(seed, s))
+        if pins:
+            return seed
+        raise UnsupportedError(f"no schedule of {self.template} fits {dict(facts)}")
 
     def _distance(self, seed: Schedule, other: Schedule) -> tuple[int, int]:
         steps = [abs(v.index(seed[k]) - v.index(other[k])) for k, v in self.knobs.items()]

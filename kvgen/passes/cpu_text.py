@@ -1,0 +1,34 @@
+"""C++ spellings of storage types and of scalar conversions between them and f32."""
+
+from __future__ import annotations
+
+C_TYPES = {
+    "f32": "float",
+    "bf16": "uint16_t",
+    "f16": "uint16_t",
+    "int8": "int8_t",
+    "i32": "int32_t",
+    "i64": "int64_t",
+    "u8": "char",
+}
+"""C++ type that holds an element of each storage type."""
+
+SCALAR_HELPERS = ("bf16_scalar",)
+"""Scalar helpers that are the same on every ISA row; the others are in the row's own file."""
+
+
+def to_f32(dtype: str, text: str) -> str:
+    """``text`` (an element of ``dtype``) as a float expression."""
+    if dtype == "f32":
+        return text
+    return f"(float){text}" if dtype == "int8" else f"{dtype}_to_f32({text})"
+
+
+def from_f32(dtype: str, text: str) -> str:
+    """``text`` (a float expression) rounded to ``dtype``."""
+    return text if dtype == "f32" else f"f32_to_{dtype}({text})"
+
+
+def scalar_helpers(dtype: str) -> set[str]:
+    """Names of the helpers that ``to_f32`` and ``from_f32`` need for ``dtype``."""
+    return {f"{dtype}_scalar"} if dtype in ("bf16", "f16") else set()

@@ -1,0 +1,110 @@
+"""Checks of what a caller hands to an op. Every message names the argument, what it is and what would work.
+
+Shapes, types, devices and strides are always checked. Values (lengths, page ids, slots) only in checked
+mode on the CPU: on a GPU that would need a synchronisation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvgen.errors import ArgumentError
+
+
+def need(
+    name: str,
+    tensor: Any,
+    dtypes: tuple[Any, ...],
+    shape: tuple[int | str, ...],
+    device: Any,
+    *,
+    last_contiguous: bool = True,
+) -> None:
+    """Refuse ``tensor`` unless it has one of ``dtypes``, this shape (names are free sizes) and device."""
+    if not hasattr(tensor, "data_ptr"):
+        raise ArgumentError(f"{name} = {tensor!r}: give a torch tensor")
+    if tensor.dtype not in dtypes:
+        names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        cast = {"int32": ".int()", "int64": ".long()"}.get(names, f".to(torch.{names.split(' or ')[0]})")
+        raise ArgumentError(
+            f"{name}: dtype {str(tensor.dtype).removeprefix('torch.')}, not {names}; use {cast}"
+        )
+    if tensor.dim() != len(shape) or any(
+        not isinstance(want, str) and size != want for size, want in zip(tensor.shape, shape, strict=True)
+    ):
+        wanted = ", ".join(map(str, shape))
+        raise ArgumentError(f"{name}: shape {tuple(tensor.shape)}, not ({wanted})")
+    if tensor.device != device:
+        raise ArgumentError(
+            f"{name}: on {tensor.device}, but the cache is on {device}; use .to({str(device)!r})"
+        )
+    if last_contiguous and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ArgumentError(
+            f"{name}: last dimension has stride {tensor.stride(-1)}, not 1; use .contiguous()"
+        )
+
+
+def check_lens(kv_lens: Any, table: Any, page_size: int) -> None:
+    """Lengths must lie between 0 and what a row of the page table can hold."""
+    lens = kv_lens.numpy()
+    capacity = table.shape[1] * page_size
+    if lens.size and (int(lens.min()) < 0 or int(lens.max()) > capacity):
+        at = int(np.argmax((lens < 0) | (lens > capacity)))
+        reason = f"a row of {table.shape[1]} pages of {page_size} tokens holds 0 to {capacity}"
+        raise ArgumentError(f"kv_lens[{at}] = {lens[at]}: {reason}; widen page_table or shorten the request")
+
+
+def check_pages(table: Any, first_page_B: Any, end_page_B: Any, num_pages: int) -> None:
+    """Every page id that the op will read must name a page of the pool; other entries may hold anything."""
+    ids = table.numpy()
+    column = np.arange(ids.shape[1])
+    used = (column >= first_page_B[:, None]) & (column < end_page_B[:, None])
+    wrong = used & ((ids < 0) | (ids >= num_pages))
+    if wrong.any():
+        b, p = (int(i) for i in np.argwhere(wrong)[0])
+        raise ArgumentError(f"page_table[{b}, {p}] = {ids[b, p]}: the pool has pages 0 to {num_pages - 1}")
+
+
+def check_slots(slots: Any, capacity: int) -> None:
+    """Slots must be -1 or lie in the pool, and none may come twice in one append."""
+    values = slots.numpy()
+    if not values.size:
+        return
+    wrong = (values < -1) | (values >= capacity)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArgumentError(f"slots[{at}] = {values[at]}: give -1 (skip) or 0 to {capacity - 1}")
+    real = np.sort(values[values >= 0])
+    twice = real[1:][real[1:] == real[:-1]]
+    if twice.size:
+        at = np.flatnonzero(values == twice[0])[:2].tolist()
+        raise ArgumentError(
+            f"slots[{at[0]}] and slots[{at[1]}] = {twice[0]}: the same slot twice in one append"
+        )
+
+
+def check_starts(name: str, starts: Any, total: int) -> None:
+    """Row starts must begin at 0, never fall, and end at the number of query rows."""
+    values = starts.numpy()
+    if values[0] != 0 or values[-1] != total or (np.diff(values) < 0).any():
+        raise ArgumentError(
+            f"{name} = {values.tolist()[:8]}: must start at 0, never fall and end at the {total} rows of q"
+        )
+
+
+def check_copy(src: Any, dst: Any, num_pages: int) -> None:
+    """No page may be a destination twice, or both source and destination."""
+    for name, pages in (("src_pages", src), ("dst_pages", dst)):
+        values = pages.numpy()
+        wrong = (values < 0) | (values >= num_pages)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise ArgumentError(f"{name}[{at}] = {values[at]}: the pool has pages 0 to {num_pages - 1}")
+    targets, counts = np.unique(dst.numpy(), return_counts=True)
+    if (counts > 1).any():
+        raise ArgumentError(f"dst_pages: page {targets[counts > 1][0]} is a destination twice")
+    both = np.intersect1d(src.numpy(), targets)
+    if both.size:
+        raise ArgumentError(f"src_pages, dst_pages: page {both[0]} is both a source and a destination")

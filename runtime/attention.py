@@ -1,0 +1,180 @@
+"""The attention ops: decode and prefill over a paged cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime import arguments as check
+from kvgen.runtime.base import OpsBase, Tensor, output_values
+from kvgen.runtime.cache import Cache, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+class AttentionOps(OpsBase):
+    """``decode`` and ``prefill``."""
+
+    _workspace: torch.Tensor | None = None
+
+    def decode(
+        self,
+        q_BHD: Tensor,
+        cache: Cache,
+        page_table_BP: Tensor,
+        kv_lens_B: Tensor,
+        q_starts_B1: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        scale: float | None = None,
+        params: Mapping[str, Tensor] | None = None,
+        workspace: Tensor | None = None,
+        num_threads: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of one query a request (or a few each, with ``q_starts``) over its pages.
+
+        q (B, q_heads, head_dim) of q_dtype, or (T, ...) with q_starts (B+1,) int32; page_table (B, P)
+        int32; kv_lens (B,) int32 counts the keys after this step's append.
+        Returns out like q with v_head_dim, and lse (rows, q_heads) f32 in base 2.
+        """
+        variant = "single" if q_starts_B1 is None else "multi"
+        values = self._attention(
+            q_BHD, cache, page_table_BP, kv_lens_B, q_starts_B1, out, lse, scale, params, num_threads
+        )
+        return self._run("decode", variant, values, workspace)
+
+    def prefill(
+        self,
+        q_THD: Tensor,
+        cache: Cache,
+        page_table_BP: Tensor,
+        kv_lens_B: Tensor,
+        q_starts_B1: Tensor,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        scale: float | None = None,
+        params: Mapping[str, Tensor] | None = None,
+        workspace: Tensor | None = None,
+        num_threads: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of a ragged batch of queries over each request's pages, bottom-right causal.
+
+        q (T, q_heads, head_dim); request b owns rows q_starts[b] .. q_starts[b+1] - 1. Otherwise as
+        ``decode``.
+        """
+        values = self._attention(
+            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, out, lse, scale, params, num_threads
+        )
+        return self._run("prefill", "", values, workspace)
+
+    def _attention(
+        self,
+        q: Tensor,
+        cache: Cache,
+        table: Tensor,
+        kv_lens: Tensor,
+        q_starts: Tensor | None,
+        out: Tensor | None,
+        lse: Tensor | None,
+        scale: float | None,
+        params: Mapping[str, Tensor] | None,
+        num_threads: int | None,
+    ) -> dict[str, Any]:
+        self._own(cache)
+        if params:
+            raise ArgumentError(
+                f"params = {sorted(params)}: this spec declares no parameters; leave params out"
+            )
+        att = self.spec.attention
+        rows: int | str = "T" if q_starts is not None else table.shape[0] if hasattr(table, "shape") else "B"
+        check.need("q", q, (torch_dtype(att.q_dtype),), (rows, att.q_heads, att.head_dim), cache.device)
+        max_q_len = self._check_table(cache, table, kv_lens, q_starts, total=q.shape[0])
+        scale = att.scale if scale is None else float(scale)
+        if not (math.isfinite(scale) and scale > 0):
+            raise ArgumentError(f"scale = {scale!r}: give a positive finite number, or None for {att.scale}")
+        out, lse = self._outputs(out, lse, q.shape[0], q.dtype, cache.device)
+        return {
+            **cache.arguments(),
+            "q": q,
+            "q_stride_tok": q.stride(0),
+            "q_stride_head": q.stride(1),
+            "q_starts": q_starts,
+            "page_table": table,
+            "table_stride": table.stride(0),
+            "kv_lens": kv_lens,
+            **output_values(out, lse),
+            "batch": kv_lens.shape[0],
+            "max_q_len": max_q_len,
+            "table_width": table.shape[1],
+            "score_scale": scale * math.log2(math.e),
+            "num_threads": num_threads,
+        }
+
+    def _check_table(
+        self,
+        cache: Cache,
+        table: Tensor,
+        kv_lens: Tensor,
+        q_starts: Tensor | None,
+        *,
+        total: int = 0,
+        ranged: bool = True,
+    ) -> int:
+        """Check the batch's tables; returns an upper bound of the queries of one request."""
+        import torch
+
+        check.need("page_table", table, (torch.int32,), ("B", "P"), cache.device)
+        batch = table.shape[0]
+        check.need("kv_lens", kv_lens, (torch.int32,), (batch,), cache.device)
+        if q_starts is not None:
+            check.need("q_starts", q_starts, (torch.int32,), (batch + 1,), cache.device)
+        if cache.device.type != "cpu":
+            return total if q_starts is not None else 1
+        q_lens = np.diff(q_starts.numpy()) if q_starts is not None else np.ones(batch, np.int32)
+        if self._checks_values(cache) and batch:
+            page = self.spec.cache.page_size
+            check.check_lens(kv_lens, table, page)
+            if q_starts is not None:
+                check.check_starts("q_starts", q_starts, total)
+            lens = kv_lens.numpy().astype(np.int64)
+            first = np.zeros_like(lens)
+            if ranged and self.spec.attention.window is not None:
+                first = np.maximum(0, lens - q_lens - self.spec.attention.window) // page
+            check.check_pages(table, first, -(-lens // page), cache.num_pages)
+        return int(q_lens.max()) if batch else 0
+
+    def _run(
+        self, op: str, variant: str, values: dict[str, Any], workspace: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = values["out"], values["lse"]
+        if out.shape[0] == 0:
+            return out, lse
+        kernel = self.kernel(op, variant)
+        need = kernel.workspace(values)
+        if workspace is None:
+            workspace = self._scratch(need, out.device)
+        elif workspace.numel() * workspace.element_size() < need:
+            given = workspace.numel() * workspace.element_size()
+            raise ArgumentError(
+                f"workspace: {given} bytes, but this call needs {need}; see workspace_bytes()"
+            )
+        values["workspace"] = workspace
+        kernel.launch(values)
+        return out, lse
+
+    def _scratch(self, nbytes: int, device: Any) -> Tensor:
+        """The library's own workspace, grown as calls need it and kept."""
+        import torch
+
+        held = self._workspace
+        if held is None or held.numel() < nbytes or held.device != device:
+            held = torch.empty(max(nbytes, 64), dtype=torch.uint8, device=device)
+            self._workspace = held
+        return held

@@ -1,0 +1,84 @@
+"""What all ops share: who owns a cache, outputs that the caller did not give, the kernel to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvgen.errors import ArgumentError
+from kvgen.ir import Spec
+from kvgen.runtime import arguments as check
+from kvgen.runtime.cache import Cache
+
+if TYPE_CHECKING:
+    import torch
+
+Tensor = Any
+"""A torch tensor (torch is imported only when an op runs)."""
+
+
+class Launchable(Protocol):
+    """A compiled op, wherever it comes from."""
+
+    def workspace(self, values: Mapping[str, Any]) -> int:
+        """Bytes of workspace that a launch with these values needs."""
+        ...
+
+    def launch(self, values: Mapping[str, Any]) -> None:
+        """Run with values by ABI name."""
+        ...
+
+
+class OpsBase:
+    """Checks and allocations shared by the ops. A subclass says where kernels come from."""
+
+    spec: Spec
+    checked: bool
+    """Whether values (lengths, page ids, slots) are checked as well as shapes; CPU only."""
+
+    def kernel(self, op: str, variant: str = "") -> Launchable:
+        """The compiled kernel of ``op``."""
+        raise NotImplementedError(f"{type(self).__name__} does not say where the kernel of {op} comes from")
+
+    def _outputs(
+        self, out: Tensor | None, lse: Tensor | None, rows: int, dtype: torch.dtype, device: Any
+    ) -> tuple[Tensor, Tensor]:
+        import torch
+
+        att = self.spec.attention
+        if out is None:
+            out = torch.empty(rows, att.q_heads, att.v_head_dim, dtype=dtype, device=device)
+        else:
+            check.need("out", out, (dtype,), (rows, att.q_heads, att.v_head_dim), device)
+        if lse is None:
+            lse = torch.empty(rows, att.q_heads, dtype=torch.float32, device=device)
+        else:
+            check.need("lse", lse, (torch.float32,), (rows, att.q_heads), device)
+        return out, lse
+
+    def _own(self, cache: Cache) -> None:
+        if not isinstance(cache, Cache):
+            raise ArgumentError(f"cache = {cache!r}: give what new_cache() or adopt() returned")
+        if cache.spec.hash != self.spec.hash:
+            mine, its = self.spec.cache.layout, cache.spec.cache.layout
+            raise ArgumentError(
+                f"cache: made for spec {cache.spec.hash8} ('{its}'), but this library reads {self.spec.hash8} "
+                f"('{mine}'); the layout is part of a cache's value: use the library that made it"
+            )
+
+    def _checks_values(self, cache: Cache) -> bool:
+        return self.checked and cache.device.type == "cpu"
+
+
+def dtype_name(dtype: Any) -> str:
+    return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[str(dtype).removeprefix("torch.")]
+
+
+def output_values(out: Tensor, lse: Tensor) -> dict[str, Any]:
+    return {
+        "out": out,
+        "out_stride_tok": out.stride(0),
+        "out_stride_head": out.stride(1),
+        "lse": lse,
+        "lse_stride_tok": lse.stride(0),
+    }

@@ -1,0 +1,226 @@
+"""Cache: the buffers of a paged KV cache and typed views of its planes.
+
+Built by ``new_cache`` (one aligned slab) or ``adopt`` (somebody else's buffers). Needs only the page
+record, so an exported library uses it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvgen.errors import ArgumentError
+from kvgen.ir import PageRecord, Plane, Spec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a storage type's name."""
+    import torch
+
+    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "int8": torch.int8}[name]
+
+
+class Cache:
+    """A paged KV cache of one layer.
+
+    Planes are attributes: ``cache.k``, ``cache.v``, ``cache.k_scale``, ``cache.v_scale`` (those that the
+    formats have), tensors whose axes stand in the order of the layout string, split axes included.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        record: PageRecord,
+        num_pages: int,
+        planes: Mapping[str, torch.Tensor],
+        pools: Any = None,
+    ) -> None:
+        self.spec = spec
+        self.record = record
+        self.num_pages = num_pages
+        self.planes = dict(planes)
+        self.pools: dict[str, torch.Tensor] = pools or {}
+        """The slabs, as uint8; empty for an adopted cache."""
+        self.layers: tuple[Cache, ...] = (self,)
+        """One cache for each layer; all share the page ids."""
+        self.device = next(iter(self.planes.values())).device
+        self._arguments: dict[str, Any] = {}
+        for name, tensor in self.planes.items():
+            self._arguments[name] = tensor
+            if record.has(name):
+                for placed, stride in zip(record.plane(name).axes, tensor.stride(), strict=True):
+                    if not placed.constant:
+                        self._arguments[f"{name}_stride_{placed.axis.key}"] = stride
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        planes = self.__dict__.get("planes", {})
+        if name in planes:
+            return planes[name]  # type: ignore[no-any-return]
+        raise AttributeError(f"this cache has no {name!r}; it has {', '.join(planes)}")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that all pages hold together."""
+        return self.num_pages * self.spec.cache.page_size
+
+    def arguments(self) -> dict[str, Any]:
+        """Pointers and run-time strides by ABI name."""
+        return self._arguments
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in self.planes.items())
+        return f"Cache({self.num_pages} pages of {self.spec.cache.page_size} tokens: {shapes})"
+
+
+def new_cache(
+    spec: Spec,
+    record: PageRecord,
+    num_pages: int,
+    *,
+    scales: Mapping[str, Any] | None = None,
+    layers: int = 1,
+    device: str = "cpu",
+) -> Cache:
+    """A zeroed cache of ``num_pages`` pages for each of ``layers`` layers, in one slab for each pool.
+
+    ``scales``: ``{"k": tensor, "v": tensor}`` for formats with static scales, shaped () or (kv_heads,).
+    Raises ``ArgumentError`` for bad counts and for missing, surplus or non-positive scales.
+    """
+    for name, value in (("num_pages", num_pages), ("layers", layers)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name} = {value!r}: give a positive integer")
+    if num_pages > 2**31 - 1:
+        raise ArgumentError(f"num_pages = {num_pages}: page ids are int32, so at most {2**31 - 1}")
+    static = _static_scales(spec, scales or {}, device)
+    align = max(64, record.align)
+    steps = {pool: -(-size.at(num_pages) // align) * align for pool, size in record.pools}
+    slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}
+    made = []
+    for layer in range(layers):
+        pools = {pool: slab[layer * steps[pool] : (layer + 1) * steps[pool]] for pool, slab in slabs.items()}
+        planes = {plane.name: _view(plane, pools[plane.pool], num_pages) for plane in record.planes}
+        made.append(Cache(spec, record, num_pages, planes | static, pools))
+    made[0].layers = tuple(made)
+    return made[0]
+
+
+def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = None, **planes: Any) -> Cache:
+    """A cache over tensors that someone else owns: ``k=``, ``v=`` and the scale planes the spec has.
+
+    Each tensor has the axes of the layout string in order. Strides inside a page must be those of the
+    page record; the strides of ``page`` and of axes left of it are free. Raises ``ArgumentError``.
+    """
+    names = [plane.name for plane in record.planes]
+    unknown = sorted(set(planes) - set(names))
+    if unknown:
+        raise ArgumentError(f"{unknown[0]} = ...: this cache has no such plane; it has {', '.join(names)}")
+    missing = [name for name in names if planes.get(name) is None]
+    if missing:
+        raise ArgumentError(f"{missing[0]}: missing; adopt() needs {', '.join(names)}")
+    pages = {name: planes[name].shape[_page_axis(record.plane(name))] for name in names if planes[name].dim()}
+    num_pages = min(pages.values(), default=0)
+    for plane in record.planes:
+        _check_adopted(plane, planes[plane.name], num_pages, pages)
+    device = planes["k"].device
+    for name in names:
+        if planes[name].device != device:
+            raise ArgumentError(f"{name}: on {planes[name].device}, but k is on {device}; move one of them")
+    static = _static_scales(spec, scales or {}, str(device))
+    return Cache(spec, record, num_pages, {name: planes[name] for name in names} | static)
+
+
+def _page_axis(plane: Plane) -> int:
+    return [placed.axis.dim for placed in plane.axes].index("page")
+
+
+def _check_adopted(plane: Plane, tensor: Any, num_pages: int, pages: Mapping[str, int]) -> None:
+    axes = " ".join(str(placed.axis) for placed in plane.axes)
+    if tensor.dtype != torch_dtype(plane.dtype):
+        raise ArgumentError(f"{plane.name}: dtype {tensor.dtype}, but the spec stores {plane.dtype}")
+    want = plane.shape(pages.get(plane.name, 0))
+    if tuple(tensor.shape) != want:
+        raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but axes '{axes}' need {want}")
+    if pages[plane.name] != num_pages:
+        raise ArgumentError(f"{plane.name}: {pages[plane.name]} pages, but another plane has {num_pages}")
+    if num_pages < 1:
+        raise ArgumentError(f"{plane.name}: no pages; give at least one")
+    if tensor.data_ptr() % plane.itemsize:
+        raise ArgumentError(
+            f"{plane.name}: starts at an address that is no multiple of {plane.itemsize} bytes"
+        )
+    inside = 1
+    for placed, stride, extent in reversed(list(zip(plane.axes, tensor.stride(), tensor.shape, strict=True))):
+        step = placed.stride.fixed // plane.itemsize
+        if placed.constant and extent > 1 and stride != step:
+            reason = (
+                f"stride {stride} of axis {placed.axis}, but the layout puts {step} elements between steps"
+            )
+            raise ArgumentError(
+                f"{plane.name}: {reason}; lay the buffer out so, or change cache.layout or align"
+            )
+        if not placed.constant and extent > 1 and stride < 1:
+            raise ArgumentError(f"{plane.name}: stride {stride} of axis {placed.axis}; steps must go forward")
+        inside += (extent - 1) * stride
+    outer = [
+        (s, e) for p, s, e in zip(plane.axes, tensor.stride(), tensor.shape, strict=True) if not p.constant
+    ]
+    reach = plane.span() // plane.itemsize
+    for stride, extent in sorted(outer):
+        if extent > 1 and stride < reach:
+            raise ArgumentError(
+                f"{plane.name}: stride {stride} is below the {reach} elements it steps over: overlap"
+            )
+        reach += (extent - 1) * stride
+
+
+def _view(plane: Plane, slab: torch.Tensor, num_pages: int) -> torch.Tensor:
+    flat = slab.view(torch_dtype(plane.dtype))
+    offset = plane.offset.at(num_pages) // plane.itemsize
+    return flat.as_strided(plane.shape(num_pages), plane.strides(num_pages), flat.storage_offset() + offset)
+
+
+def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:
+    import torch
+
+    from kvgen.backends.cpu import memory
+
+    if device == "cpu":
+        return memory.allocate_tensor(nbytes, align)
+    # CUDA's and HIP's allocators start blocks on 512 bytes; a larger align needs room to shift.
+    slab = torch.zeros(nbytes + align, dtype=torch.uint8, device=device)
+    shift = -slab.data_ptr() % align
+    return slab[shift : shift + nbytes]
+
+
+def _static_scales(spec: Spec, scales: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+    import torch
+
+    unknown = sorted(set(scales) - {"k", "v"})
+    if unknown:
+        raise ArgumentError(f"scales[{unknown[0]!r}]: give scales for 'k' and 'v'")
+    found = {}
+    for side in ("k", "v"):
+        quant = spec.cache.quant(side)
+        if not quant.static_scale:
+            if scales.get(side) is not None:
+                raise ArgumentError(
+                    f"scales[{side!r}]: {quant.format} here has no static scales; leave them out"
+                )
+            continue
+        count = spec.attention.kv_heads if "head" in quant.scale_dims else 1
+        if scales.get(side) is None:
+            what = f"{count} positive f32 scales, one a KV head" if count > 1 else "one positive f32 scale"
+            reason = "cannot be computed by an append (its group spans tokens)"
+            raise ArgumentError(f"scales[{side!r}]: missing; the scale of {side} {reason}: give {what}")
+        tensor = torch.as_tensor(scales[side], dtype=torch.float32, device=device).reshape(-1).contiguous()
+        if tensor.numel() != count:
+            raise ArgumentError(f"scales[{side!r}]: {tensor.numel()} values, but the spec has {count}")
+        if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+            raise ArgumentError(
+                f"scales[{side!r}] = {tensor.tolist()}: every scale must be finite and positive"
+            )
+        found[f"{side}_scale"] = tensor
+    return found

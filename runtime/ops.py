@@ -1,0 +1,157 @@
+"""CacheOps: the six ops of a KV cache, checked and ready to call.
+
+Arguments are checked here, outputs and workspace allocated where the caller gave none, and the kernel is
+launched with values named as in ``kvgen.passes.abi``. A live build and an exported library are both this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime import arguments as check
+from kvgen.runtime.attention import AttentionOps
+from kvgen.runtime.base import Tensor, dtype_name, output_values
+from kvgen.runtime.cache import Cache, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CacheOps(AttentionOps):
+    """``append``, ``decode``, ``prefill``, ``merge``, ``copy`` and ``gather``."""
+
+    def append(self, cache: Cache, k_THD: Tensor, v_THD: Tensor, slots_T: Tensor) -> None:
+        """Write new keys and values into their slots, quantised as the spec says.
+
+        k (T, kv_heads, head_dim), v (T, kv_heads, v_head_dim): f32, bf16 or f16, the same type.
+        slots (T,) int64: page * page_size + offset; -1 skips the token.
+        """
+        self._own(cache)
+        import torch
+
+        att = self.spec.attention
+        floats = (torch.bfloat16, torch.float16, torch.float32)
+        check.need("k", k_THD, floats, ("T", att.kv_heads, att.head_dim), cache.device)
+        tokens = k_THD.shape[0]
+        check.need("v", v_THD, (k_THD.dtype,), (tokens, att.kv_heads, att.v_head_dim), cache.device)
+        check.need("slots", slots_T, (torch.int64,), (tokens,), cache.device)
+        if self._checks_values(cache):
+            check.check_slots(slots_T, cache.capacity)
+        if not tokens:
+            return
+        self.kernel("append", dtype_name(k_THD.dtype)).launch(
+            {
+                **cache.arguments(),
+                "k_new": k_THD,
+                "k_new_stride_tok": k_THD.stride(0),
+                "k_new_stride_head": k_THD.stride(1),
+                "v_new": v_THD,
+                "v_new_stride_tok": v_THD.stride(0),
+                "v_new_stride_head": v_THD.stride(1),
+                "slots": slots_T,
+                "num_tokens": tokens,
+            }
+        )
+
+    def merge(
+        self, outs_NTHD: Tensor, lses_NTH: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Merge N attention states of the same queries over disjoint keys.
+
+        outs (N, T, q_heads, v_head_dim) f32, bf16 or f16; lses (N, T, q_heads) f32 base 2. ``out`` and
+        ``lse`` may be one of the inputs. No states, or only empty ones, give (0, -inf).
+        """
+        import torch
+
+        att = self.spec.attention
+        device = torch.device(outs_NTHD.device)
+        floats = (torch.float32, torch.bfloat16, torch.float16)
+        check.need("outs", outs_NTHD, floats, ("N", "T", att.q_heads, att.v_head_dim), device)
+        states, tokens = outs_NTHD.shape[:2]
+        check.need("lses", lses_NTH, (torch.float32,), (states, tokens, att.q_heads), device)
+        out, lse = self._outputs(out, lse, tokens, outs_NTHD.dtype, device)
+        if tokens:
+            self.kernel("merge", dtype_name(outs_NTHD.dtype)).launch(
+                {
+                    "outs": outs_NTHD,
+                    "outs_stride_state": outs_NTHD.stride(0),
+                    "outs_stride_tok": outs_NTHD.stride(1),
+                    "outs_stride_head": outs_NTHD.stride(2),
+                    "lses": lses_NTH,
+                    "lses_stride_state": lses_NTH.stride(0),
+                    "lses_stride_tok": lses_NTH.stride(1),
+                    **output_values(out, lse),
+                    "num_states": states,
+                    "num_tokens": tokens,
+                }
+            )
+        return out, lse
+
+    def copy(self, cache: Cache, src_pages: Tensor, dst_pages: Tensor) -> None:
+        """Copy whole pages (fork, copy-on-write): src_pages[i] -> dst_pages[i], both (N,) int32."""
+        self._own(cache)
+        import torch
+
+        check.need("src_pages", src_pages, (torch.int32,), ("N",), cache.device)
+        check.need("dst_pages", dst_pages, (torch.int32,), (src_pages.shape[0],), cache.device)
+        if self._checks_values(cache):
+            check.check_copy(src_pages, dst_pages, cache.num_pages)
+        if src_pages.shape[0]:
+            pairs = {"src_pages": src_pages, "dst_pages": dst_pages, "num_pairs": src_pages.shape[0]}
+            self.kernel("copy").launch({**cache.arguments(), **pairs})
+
+    def gather(
+        self,
+        cache: Cache,
+        page_table_BP: Tensor,
+        kv_lens_B: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        out: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values of each request as contiguous rows, decoded to ``dtype`` (q_dtype).
+
+        Returns k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim), requests one after another.
+        On a GPU the row count T is read back once unless ``out=(k, v)`` is given.
+        """
+        self._own(cache)
+        import torch
+
+        att = self.spec.attention
+        self._check_table(cache, page_table_BP, kv_lens_B, None, ranged=False)
+        dtype = dtype or (out[0].dtype if out else torch_dtype(att.q_dtype))
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ArgumentError(f"dtype = {dtype}: give torch.float32, torch.bfloat16 or torch.float16")
+        ends = torch.cumsum(kv_lens_B, 0, dtype=torch.int64)
+        total = out[0].shape[0] if out else (int(ends[-1]) if len(ends) else 0)
+        if out is None:
+            k = torch.empty(total, att.kv_heads, att.head_dim, dtype=dtype, device=cache.device)
+            v = torch.empty(total, att.kv_heads, att.v_head_dim, dtype=dtype, device=cache.device)
+        else:
+            k, v = out
+            if cache.device.type == "cpu":
+                total = int(ends[-1]) if len(ends) else 0
+            check.need("out[0]", k, (dtype,), (total, att.kv_heads, att.head_dim), cache.device)
+            check.need("out[1]", v, (dtype,), (total, att.kv_heads, att.v_head_dim), cache.device)
+        if total:
+            capacity = page_table_BP.shape[1] * self.spec.cache.page_size
+            longest = int(kv_lens_B.max()) if cache.device.type == "cpu" else capacity
+            self.kernel("gather", dtype_name(dtype)).launch(
+                {
+                    **cache.arguments(),
+                    "page_table": page_table_BP,
+                    "table_stride": page_table_BP.stride(0),
+                    "kv_lens": kv_lens_B,
+                    "kv_starts": ends - kv_lens_B,
+                    "k_out": k,
+                    "k_out_stride_tok": k.stride(0),
+                    "k_out_stride_head": k.stride(1),
+                    "v_out": v,
+                    "v_out_stride_tok": v.stride(0),
+                    "v_out_stride_head": v.stride(1),
+                    "batch": kv_lens_B.shape[0],
+                    "max_kv_len": longest,
+                }
+            )
+        return k, v
