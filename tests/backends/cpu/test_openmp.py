@@ -79,6 +79,15 @@ def test_torch_and_kernels_share_one_runtime_and_keep_their_own_counts(
     assert snippet(repo_root, code, library) == "1 [3, 1] True 2"
 
 
+def test_torchs_own_copy_is_used_before_torch_is_imported(repo_root: Path, library: Path) -> None:
+    """With a hashed soname, anything else would be a second runtime as soon as torch comes."""
+    folder = openmp.torch_folder()
+    if compiler.find_compiler().kind != "gcc" or folder is None or not list(folder.glob("libgomp*")):
+        pytest.skip("GCC's runtime, and a torch that brings one")
+    code = "kernel(); print([str(path.parent) for path in openmp.in_process()], 'torch' in sys.modules)"
+    assert snippet(repo_root, code, library) == f"{[str(folder)]} False"
+
+
 def test_a_runtime_with_another_name_is_used_rather_than_a_second_one(
     repo_root: Path, library: Path, tmp_path: Path
 ) -> None:
