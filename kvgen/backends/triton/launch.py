@@ -1,0 +1,182 @@
+"""launch: the values of one call -> grids and arguments of the kernels of a module, checked.
+
+Grids depend on shapes only, never on lengths, so a call can be captured in a CUDA graph. Everything
+checked here is known without looking into device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.backends.triton.memory import is_tensor
+from kvgen.errors import ArgumentError
+from kvgen.ir.plan import KernelPlan
+from kvgen.passes.plan_triton_parts import LONGEST, Entry
+
+Values = Mapping[str, Any]
+"""ABI names (``kvgen.passes.abi``) to torch tensors, integers, floats or None."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel to run."""
+
+    entry: Entry
+    grid: tuple[int, ...]
+    extra: Mapping[str, int]
+    """Parameters that the ABI does not have."""
+
+
+def launches(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    """The kernels of one call in order; none where there is nothing to do.
+
+    Raises ArgumentError for a missing value, a stride or address that breaks a promise, or a size that
+    32-bit positions cannot count.
+    """
+    _check_promises(plan, values)
+    return tuple(launch for launch in _GRIDS[plan.op](plan, values) if 0 not in launch.grid)
+
+
+def workspace_bytes(plan: KernelPlan, values: Values) -> int:
+    """Bytes of scratch: one f32 state per query row, head and split for decode, none for other ops."""
+    if plan.op != "decode":
+        return 0
+    rows = int(values["q"].shape[0])
+    return rows * plan.spec.attention.q_heads * num_splits(plan, values) * int(plan.constant("SPLIT_ROW")) * 4
+
+
+def num_splits(plan: KernelPlan, values: Values) -> int:
+    """Splits of the grid: they cover the table's whole width, whatever the lengths."""
+    capacity = _int(values, "table_width") * plan.spec.cache.page_size
+    return max(1, -(-capacity // int(plan.constant("SPLIT_TOKENS"))))
+
+
+def arguments(launch: Launch, values: Values) -> dict[str, Any]:
+    """The run-time arguments of one kernel by parameter name."""
+    found: dict[str, Any] = {}
+    for param in launch.entry.params:
+        if param.name in launch.extra:
+            found[param.name] = launch.extra[param.name]
+            continue
+        if param.value not in values:
+            raise ArgumentError(f"{param.value} is missing: {launch.entry.name} needs it ({param.doc})")
+        value = values[param.value]
+        if param.kind.startswith("*"):
+            if not is_tensor(value):
+                raise ArgumentError(
+                    f"{param.value} = {value!r}: {launch.entry.name} needs a tensor ({param.doc})"
+                )
+            found[param.name] = value
+        else:
+            found[param.name] = float(value) if param.kind == "fp32" else int(value)
+    return found
+
+
+def _decode(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    att, answers = plan.spec.attention, plan.answers
+    splits, batch = num_splits(plan, values), _int(values, "batch")
+    longest = _int(values, "max_q_len") if answers["ragged"] else 1
+    _check_attention(plan, values)
+    _check_workspace(values, workspace_bytes(plan, values))
+    split, merge = answers["kernels"]
+    tiles = _cdiv(longest * att.group, answers["rows"])
+    merge_tiles = _cdiv(longest * att.q_heads, int(plan.constant("MERGE_ROWS")))
+    return (
+        Launch(split, (batch, att.kv_heads * tiles, splits), {}),
+        Launch(merge, (batch, merge_tiles), {"num_splits": splits}),
+    )
+
+
+def _prefill(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    att, answers = plan.spec.attention, plan.answers
+    _check_attention(plan, values)
+    tiles = _cdiv(_int(values, "max_q_len") * att.group, answers["rows"])
+    return (Launch(answers["kernels"][0], (tiles, att.kv_heads, _int(values, "batch")), {}),)
+
+
+def _append(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    rows = _rows(_int(values, "num_tokens"), plan.spec.attention.kv_heads, "KV heads")
+    return (Launch(plan.answers["kernels"][0], (_cdiv(rows, int(plan.constant("ROWS"))),), {}),)
+
+
+def _merge(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    rows = _rows(_int(values, "num_tokens"), plan.spec.attention.q_heads, "query heads")
+    return (Launch(plan.answers["kernels"][0], (_cdiv(rows, int(plan.constant("ROWS"))),), {}),)
+
+
+def _copy(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    chunks = _cdiv(plan.answers["largest"], int(plan.constant("BLOCK")))
+    return (Launch(plan.answers["kernels"][0], (_int(values, "num_pairs"), chunks), {}),)
+
+
+def _gather(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    tiles = _cdiv(_int(values, "max_kv_len"), int(plan.constant("TILE")))
+    grid = (tiles, plan.spec.attention.kv_heads, _int(values, "batch"))
+    return (Launch(plan.answers["kernels"][0], grid, {}),)
+
+
+_GRIDS = {
+    "decode": _decode,
+    "prefill": _prefill,
+    "append": _append,
+    "merge": _merge,
+    "copy": _copy,
+    "gather": _gather,
+}
+
+
+def _check_promises(plan: KernelPlan, values: Values) -> None:
+    """What the compiled code rests on: 16-byte addresses and strides that keep rows on them."""
+    named = {arg.name: arg for arg in plan.args}
+    for name in sorted(plan.answers["aligned"] & set(named)):
+        value = values.get(name)
+        if named[name].kind == "ptr" and is_tensor(value):
+            address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
+            if address % 16:
+                raise ArgumentError(
+                    f"{name}: its first element lies at {address:#x}, which is not a multiple of 16 bytes"
+                )
+        elif isinstance(value, int) and value % 16:
+            raise ArgumentError(
+                f"{name} = {value}: kernels of this layout load 16 elements at a step, so the stride must be a multiple of 16"
+            )
+
+
+def _check_attention(plan: KernelPlan, values: Values) -> None:
+    scale = values.get("score_scale")
+    if not isinstance(scale, int | float) or not scale > 0:
+        raise ArgumentError(
+            f"score_scale = {scale!r}: must be positive, because the maximum is taken before it is applied"
+        )
+    capacity = _int(values, "table_width") * plan.spec.cache.page_size
+    if capacity > LONGEST:
+        raise ArgumentError(
+            f"table_width = {values['table_width']} pages of {plan.spec.cache.page_size} hold {capacity} tokens; "
+            f"positions are counted in 32 bits, so at most {LONGEST} are possible"
+        )
+
+
+def _check_workspace(values: Values, need: int) -> None:
+    given = values.get("workspace")
+    have = int(given.nbytes) if is_tensor(given) else 0
+    if have < need:
+        raise ArgumentError(f"workspace: {have} bytes given, {need} needed (see the workspace query)")
+
+
+def _rows(tokens: int, heads: int, what: str) -> int:
+    if tokens * heads >= 2**31:
+        raise ArgumentError(f"num_tokens = {tokens}: rows of {heads} {what} exceed 2**31; split the call")
+    return tokens * heads
+
+
+def _int(values: Values, name: str) -> int:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(f"{name} = {value!r}: must be an integer of at least 0")
+    return value
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)

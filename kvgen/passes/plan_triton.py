@@ -1,0 +1,66 @@
+"""plan for Triton: op + spec + schedule + target -> KernelPlan, everything that a template prints decided.
+
+The parts live in ``plan_triton_*``: ``types`` (what dots compute in), ``parts`` (d-parts, parameters),
+``pages`` (page lookup and pointers), ``mask`` (ranges and predicates), ``attention`` (decode, prefill) and
+``rows`` (append, merge, copy, gather).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgen.errors import UnsupportedError
+from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.ir.plan import OPS, Constant, Fact, KernelPlan
+from kvgen.passes.abi import op_args
+from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
+from kvgen.passes.plan_triton_attention import attention_answers
+from kvgen.passes.plan_triton_parts import aligned
+from kvgen.passes.plan_triton_rows import row_answers
+
+VARIANTS = {
+    "append": ("f32", "bf16", "f16"),
+    "decode": ("single", "multi"),
+    "prefill": ("",),
+    "merge": ("f32", "bf16", "f16"),
+    "copy": ("",),
+    "gather": ("f32", "bf16", "f16"),
+}
+"""What tells kernels of one op apart; the first is the default."""
+
+
+def plan_triton(
+    op: str, spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str = ""
+) -> KernelPlan:
+    """The plan of one op. Raises UnsupportedError for an op, variant or schedule that has no kernel."""
+    if op not in OPS:
+        raise UnsupportedError(f"op {op!r} has no Triton kernel; known: {', '.join(OPS)}")
+    variant = variant or VARIANTS[op][0]
+    if variant not in VARIANTS[op]:
+        raise UnsupportedError(f"{op} has no variant {variant!r}; known: {', '.join(VARIANTS[op])}")
+    addresses = lower_addresses(spec, record)
+    args = tuple(arg for arg in op_args(op, spec, record, variant) if arg.name != "num_threads")
+    answers: dict[str, Any]
+    constants: tuple[Constant, ...]
+    facts: tuple[Fact, ...]
+    if op in ("decode", "prefill"):
+        answers, constants, facts = attention_answers(
+            op, spec, record, schedule, target, variant, addresses, args
+        )
+    else:
+        answers, constants, facts = row_answers(op, spec, record, schedule, target, variant, args)
+    strides = () if op in ("merge", "copy") else stride_constants(addresses)
+    return KernelPlan(
+        op=op,
+        variant=variant,
+        template=f"triton/{op}.py.jinja",
+        spec=spec,
+        target=target,
+        schedule=schedule,
+        record=record,
+        args=args,
+        constants=(*constants, *strides),
+        addresses=addresses,
+        facts=(*address_facts(record, addresses), *facts),
+        answers={**answers, "aligned": aligned(spec, record)},
+    )

@@ -1,0 +1,192 @@
+"""plan decode and prefill for Triton: rows, KV tiles, loops and fold sites of one attention kernel.
+
+Query rows of a request are packed (token, head of the group) into tiles of ``ROWS`` rows that share one KV
+head, so decode and prefill are the same loop; decode adds the cut of the keys into splits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from kvgen.errors import UnsupportedError
+from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.ir.plan import Arg, Constant, Fact
+from kvgen.passes.address import Address
+from kvgen.passes.lower import fold_site
+from kvgen.passes.plan_triton_mask import Mask, mask_for, segments
+from kvgen.passes.plan_triton_pages import View, lookup_for
+from kvgen.passes.plan_triton_parts import Entry, params, scalar, split_d
+from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text
+
+DECODE_ROWS = 8
+"""Longest query that decode is meant for (longer ones run, in more row tiles)."""
+
+SPLIT_ROW = "SPLIT_ROW"
+"""Floats of one split's partial state in the workspace: the output, then its logsumexp, padded to 16 bytes."""
+
+
+def attention_answers(
+    op: str, spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str,
+    addresses: dict[str, Address], args: tuple[Arg, ...],
+) -> tuple[dict[str, Any], tuple[Constant, ...], tuple[Fact, ...]]:  # fmt: skip
+    """Answers, constants and facts of ``decode`` (variant ``single`` or ``multi``) or ``prefill``.
+
+    Raises UnsupportedError for a schedule whose numbers do not fit each other.
+    """
+    att = spec.attention
+    ragged = op == "prefill" or variant == "multi"
+    tile, rows = schedule.int("tile"), row_tile(op, spec, schedule, ragged)
+    lookup, mask = lookup_for(spec.cache.page_size, tile), mask_for(spec, ragged=ragged)
+    k_parts, v_parts = split_d(att.head_dim), split_d(att.v_head_dim)
+    qk, pv = qk_dot(spec, target), pv_dot(spec, target)
+    views = {
+        plane.name: View(
+            plane.name, addresses[plane.name], lookup, {"k": k_parts, "v": v_parts}.get(plane.name, ())
+        )
+        for plane in record.planes
+    }
+    fold = {side: fold_site(spec, side) for side in ("k", "v")}
+    folded = bool(schedule["fold_rows"]) and not ragged and att.group <= 8
+    answers: dict[str, Any] = {
+        "ragged": ragged,
+        "rows": rows,
+        "soft": "H" if folded else "M",
+        "fold_rows": folded,
+        "lookup": lookup,
+        "ahead": schedule["ids"] == "ahead",
+        "mask": mask,
+        "segments": segments(mask),
+        "views": views,
+        "k_parts": k_parts,
+        "v_parts": v_parts,
+        "qk": qk,
+        "pv": pv,
+        "k_fold": fold["k"],
+        "v_fold": fold["v"],
+        # Weights times V's scale can leave f16's range: they are kept in units of the largest scale so far.
+        "v_unit": fold["v"].site == "weight_column" and pv.compute == "f16",
+        "sum_late": op == "decode",
+        "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
+        "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
+        "head_of_row": _head_of_row(att.group, ragged, rows),
+        "row_tiles": 1 if ragged else -(-att.group // rows),
+        "live": _live(att.group, ragged, rows),
+        "to_out": partial(store_text, dtype=att.q_dtype, target=target),
+        "summary": _summary(spec, op, ragged),
+        "kernels": _entries(op, args, schedule, ragged),
+    }
+    constants = [
+        Constant("GROUP", att.group, "query heads that share one KV head"),
+        Constant("KV_HEADS", att.kv_heads, "KV heads"),
+        Constant("ROWS", rows, "query rows of a tile: (token, head of the group) packed"),
+        Constant("TILE", tile, "keys of a tile"),
+        Constant("PAGE", spec.cache.page_size, "tokens of a page"),
+    ]
+    if mask.window is not None:
+        constants.append(Constant("WINDOW", mask.window, "earlier keys a query sees beside its own"))
+    if op == "decode":
+        answers |= _merge_ranges(spec, mask, ragged)
+        split = schedule.int("split_tokens")
+        if split % tile:
+            raise UnsupportedError(f"split_tokens = {split} must be a multiple of tile = {tile}")
+        constants += [
+            Constant("Q_HEADS", att.q_heads, "query heads"),
+            Constant("SPLIT_TOKENS", split, "keys of a split"),
+            Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),
+            Constant(SPLIT_ROW, split_row(spec), "floats of a split's state: output, then logsumexp"),
+            Constant("MERGE_ROWS", schedule.int("merge_rows"), "rows that one program merges"),
+        ]
+    facts = (
+        Fact(f"pages are looked up by {lookup.kind}", f"page {spec.cache.page_size}, tile {tile}"),
+        Fact(
+            f"q.k is computed in {qk.compute} {qk.precision}".rstrip(),
+            f"q {att.q_dtype}, K {spec.cache.k.format}",
+        ),
+        Fact(f"weights.v is computed in {pv.compute} {pv.precision}".rstrip(), f"V {spec.cache.v.format}"),
+    )
+    return answers, tuple(constants), facts
+
+
+def _merge_ranges(spec: Spec, mask: Mask, ragged: bool) -> dict[str, str]:
+    """The splits that hold a key of a row, as texts: what the first kernel wrote for it, and no other."""
+    if not ragged:
+        first, end = mask.kv_lo, mask.kv_hi
+    else:
+        first = "0" if mask.window is None else "tl.maximum(pos_R - WINDOW, 0)"
+        end = "tl.maximum(pos_R + 1, 0)" if spec.attention.causal else "kv_len"
+    return {
+        "merge_first": first if first == "0" else f"{first} // SPLIT_TOKENS",
+        "merge_end": f"tl.cdiv({end}, SPLIT_TOKENS)",
+    }
+
+
+def _summary(spec: Spec, op: str, ragged: bool) -> tuple[str, ...]:
+    """The header's words: what the kernel does and how programs share the work."""
+    att, cache = spec.attention, spec.cache
+    rules = ["causal, aligned to the last key"] if att.causal and ragged else []
+    rules += [f"window of {att.window} earlier keys"] if att.window is not None else []
+    keys = f" ({', '.join(rules)})" if rules else ""
+    lines = [
+        f"{att.q_heads} query heads over {att.kv_heads} KV heads of {att.head_dim} elements{keys}; q {att.q_dtype},",
+        f"K {cache.k.format}, V {cache.v.format}, pages of {cache.page_size} tokens laid out '{cache.layout}'.",
+    ]
+    if op == "decode":
+        lines += [
+            "One program attends to one split of a request's keys with all query rows of a KV head and leaves the",
+            "state (out, lse) in the workspace; merge_splits joins the states. Logsumexp is base 2.",
+        ]
+    else:
+        lines += ["One program attends with one tile of a request's query rows to all keys they see."]
+    return tuple(lines)
+
+
+def row_tile(op: str, spec: Spec, schedule: Schedule, ragged: bool) -> int:
+    """Query rows of a tile: a power of two, at least the 16 that a tensor core takes."""
+    group, most = spec.attention.group, schedule.int("rows")
+    wanted = group * (DECODE_ROWS if ragged else 1) if op == "decode" else most
+    return min(most, max(16, 1 << (wanted - 1).bit_length()))
+
+
+def split_row(spec: Spec) -> int:
+    """Floats of one split's partial state, a multiple of 4 so that every one starts on 16 bytes."""
+    return -(-(spec.attention.v_head_dim + 1) // 4) * 4
+
+
+def _head_of_row(group: int, ragged: bool, rows: int) -> str:
+    """The query head of each row of a tile."""
+    if group == 1:
+        return "head"
+    return "head * GROUP + row_M % GROUP" if ragged else "head * GROUP + row_M"
+
+
+def _live(group: int, ragged: bool, rows: int) -> str:
+    """Which rows exist; empty where all do."""
+    if ragged:
+        return "token_M < q_len"
+    return "" if group % rows == 0 else "row_M < GROUP"
+
+
+def _entries(op: str, args: tuple[Arg, ...], schedule: Schedule, ragged: bool) -> tuple[Entry, ...]:
+    host_only = {"batch", "max_q_len", "table_width", "num_threads"}
+    names = [a.name for a in args if a.name not in host_only]
+    warps, stages = schedule.int("num_warps"), schedule.int("num_stages")
+    if op == "prefill":
+        return (Entry("prefill", params(args, [n for n in names if n != "workspace"]), warps, stages),)
+    outputs = [n for n in names if n.split("_stride_")[0] in ("out", "lse")]
+    split = params(args, [n for n in names if n not in outputs])
+    merge = params(args, [*outputs, "workspace", "kv_lens", *(["q_starts"] if ragged else [])])
+    floats = tuple(
+        type(p)(p.name, p.value, "*fp32", "f32: states of the splits, T x q_heads x splits x SPLIT_ROW")
+        if p.value == "workspace" else p
+        for p in split
+    )  # fmt: skip
+    merge_floats = tuple(
+        f
+        for p in merge
+        for f in (next(x for x in floats if x.name == p.name) if p.value == "workspace" else p,)
+    )
+    return (
+        Entry("decode_split", floats, warps, stages),
+        Entry("merge_splits", (*merge_floats, scalar("num_splits", "splits of the grid")), 1, 4),
+    )

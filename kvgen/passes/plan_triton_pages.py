@@ -1,0 +1,131 @@
+"""How a tile of tokens finds its pages: the texts that look ids up and point at K, V and their scales.
+
+Three ways, decided by the page size and the tile:
+
+``pages``  several whole pages make a tile. The pointers of one page's interior do not change from tile to
+           tile; a tile is page ids times the page stride, added to them and reshaped [N, P, D] -> [T, D]
+           before the load. This costs a third of the integer instructions of one address per token.
+``page``   the tile lies inside one page: one id, and a scalar step to the tile's first token. Address
+           terms of tok separate there, because the tile starts on a multiple of itself and everything is
+           a power of two: at(first + t) = at(first) + at(t), split axes included.
+``flat``   the page size is not a power of two (or is 1): every token looks its own page up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.passes.address import Address
+from kvgen.passes.plan_triton_parts import DPart
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How page ids are found for the tile that starts at token ``tile``."""
+
+    kind: str
+    """``pages``, ``page`` or ``flat``."""
+    ids: str
+    """Name of the ids in the source."""
+    count: int
+    """Pages a tile spans (0 for ``flat``)."""
+    page_size: int
+    tile: int
+
+    def index(self, tile: str) -> str:
+        """Columns of the page table for the tile starting at ``tile``."""
+        if self.kind == "flat":
+            return f"({tile} + tok_T)" if self.page_size == 1 else f"({tile} + tok_T) // PAGE"
+        first = f"({tile}) // PAGE" if " " in tile else f"{tile} // PAGE"
+        return f"{first} + page_N" if self.kind == "pages" else first
+
+    def load(self, tile: str, guard: str = "") -> str:
+        """The ids of a tile; ``guard`` is a condition on ``column`` for a read that may pass the end."""
+        if not guard:
+            return f"tl.load(table_row + {self.index(tile)})"
+        return f"tl.load(table_row + column, mask={guard}, other=0)"
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Definitions of the index vectors that pointers use."""
+        tok = "tok_T = tl.arange(0, TILE)"
+        if self.kind == "pages":
+            return (tok, "page_N = tl.arange(0, TILE // PAGE)", "tok_P = tl.arange(0, PAGE)")
+        return (tok,)
+
+
+@dataclass(frozen=True)
+class View:
+    """The texts that point at one plane for one KV head."""
+
+    name: str
+    """Plane: ``k``, ``v``, ``k_scale`` or ``v_scale``."""
+    address: Address
+    lookup: Lookup
+    parts: tuple[DPart, ...]
+    """d-parts of a data plane; empty for scales."""
+
+    def setup(self) -> tuple[str, ...]:
+        """Loop-invariant pointers."""
+        base = self._sum(f"{self.name}_ptr", self.address.triton(head="head"))
+        if not self.parts:
+            name, tok = self._fixed(""), {"pages": "tok_P", "page": "tok_T"}.get(self.lookup.kind)
+            return (f"{name} = {self._sum(base, self.address.triton(tok=tok) if tok else '0')}",)
+        return tuple(f"{self._fixed(p.tag)} = {self._sum(base, self._interior(p))}" for p in self.parts)
+
+    def locate(self) -> str:
+        """Where the tile's pages (or rows) start, in elements, 64-bit."""
+        page = self.address.triton(page=self.lookup.ids)
+        tok = {"pages": "", "page": "(tile % PAGE)", "flat": self._slot()}[self.lookup.kind]
+        if self.lookup.kind == "page" and self.lookup.page_size == self.lookup.tile:
+            tok = ""  # the tile is the page
+        return f"{self._at} = {self._sum(page, self.address.triton(tok=tok) if tok else '0')}"
+
+    def pointer(self, tag: str = "") -> str:
+        """Pointers of a tile: [TILE, width] for data, [TILE] for scales."""
+        fixed, kind = self._fixed(tag), self.lookup.kind
+        if not self.parts:
+            return (
+                f"tl.reshape({fixed}[None, :] + {self._at}[:, None], [TILE])"
+                if kind == "pages"
+                else f"{fixed} + {self._at}"
+            )
+        width = next(p.width for p in self.parts if p.tag == tag)
+        if kind == "pages":
+            return f"tl.reshape({fixed}[None, :, :] + {self._at}[:, None, None], [TILE, {width}])"
+        return f"{fixed} + {self._at}" if kind == "page" else f"{fixed}[None, :] + {self._at}[:, None]"
+
+    @property
+    def _at(self) -> str:
+        return {"pages": f"{self.name}_at_N", "page": f"{self.name}_at", "flat": f"{self.name}_at_T"}[
+            self.lookup.kind
+        ]
+
+    def _fixed(self, tag: str) -> str:
+        """Name of the loop-invariant pointers, with their shape."""
+        shape = {"pages": "P", "page": "T", "flat": ""}[self.lookup.kind] + ("D" if self.parts else "")
+        place = {"pages": "page", "page": "tile", "flat": "head"}[self.lookup.kind]
+        return f"{self.name}_{place}{tag}_{shape}".rstrip("_")
+
+    def _interior(self, part: DPart) -> str:
+        d = f"{self.name}_d{part.tag}_D"
+        if self.lookup.kind == "flat":
+            return self.address.triton(d=d)
+        tok = "tok_P[:, None]" if self.lookup.kind == "pages" else "tok_T[:, None]"
+        return self.address.triton(tok=tok, d=f"{d}[None, :]")
+
+    def _slot(self) -> str:
+        return "slot_T" if self.lookup.page_size > 1 else ""
+
+    @staticmethod
+    def _sum(*terms: str) -> str:
+        return " + ".join(term for term in terms if term != "0") or "0"
+
+
+def lookup_for(page_size: int, tile: int) -> Lookup:
+    """The way that fits; ``tile`` is a power of two."""
+    if page_size == 1 or page_size & (page_size - 1):
+        return Lookup("flat", "ids_T", 0, page_size, tile)
+    if page_size >= tile:
+        return Lookup("page", "page_id", 1, page_size, tile)
+    return Lookup("pages", "ids_N", tile // page_size, page_size, tile)

@@ -1,0 +1,192 @@
+"""plan append, merge, copy and gather for Triton: ops without a loop over keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+from kvgen.ir import PageRecord, Plane, Schedule, Spec, Target
+from kvgen.ir.plan import Arg, Constant, Fact
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
+from kvgen.passes.lower import fold_site
+from kvgen.passes.plan_triton_parts import Entry, params, split_d
+from kvgen.passes.plan_triton_types import needs_casts, store_text, widen_text
+
+Answers = tuple[dict[str, Any], tuple[Constant, ...], tuple[Fact, ...]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """How K or V is written or read, row by row."""
+
+    name: str
+    """``k`` or ``v``."""
+    parts: tuple[Any, ...]
+    size: int
+    """Elements of a row."""
+    storage: str
+    scaled: bool
+    static: bool
+    """Whether the scale is given (per head or for all) rather than computed per row."""
+    per_head: bool
+    qmax: int
+    verbatim: bool
+    """Whether an append stores its input as it is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One plane of one page as runs of adjacent elements."""
+
+    plane: str
+    elements: int
+    """Elements of the plane in one page."""
+    offset: str
+    """Offset of element ``e_E`` from the page's start, as text."""
+    page_stride: str
+
+
+def row_answers(
+    op: str,
+    spec: Spec,
+    record: PageRecord,
+    schedule: Schedule,
+    target: Target,
+    variant: str,
+    args: tuple[Arg, ...],
+) -> Answers:
+    """Answers, constants and facts of an op that is not attention."""
+    build = {"append": _append, "merge": _merge, "copy": _copy, "gather": _gather}[op]
+    answers, constants, facts = build(spec, record, schedule, target, variant)
+    # Bytes of an append and of a gather must equal the oracle's: no a*b+c in one rounding there.
+    fusion = op == "merge"
+    host_only = {"copy": {"num_pairs"}, "gather": {"batch", "max_kv_len"}}.get(op, set())
+    named = [a.name for a in args if a.name not in host_only]
+    entry = Entry(op, params(args, named), schedule.int("num_warps"), 3, fusion)
+    return {**answers, "kernels": (entry,)}, constants, facts
+
+
+def _sides(spec: Spec, variant: str) -> tuple[Side, ...]:
+    sides = []
+    for name, size in (("k", spec.attention.head_dim), ("v", spec.attention.v_head_dim)):
+        quant = spec.cache.quant(name)
+        sides.append(
+            Side(
+                name=name,
+                parts=split_d(size),
+                size=size,
+                storage=quant.fmt.storage,
+                scaled=quant.fmt.scaled,
+                static=quant.static_scale,
+                per_head=fold_site(spec, name).per_head,
+                qmax=quant.fmt.qmax or 0,
+                verbatim=quant.fmt.storage == variant,
+            )
+        )
+    return tuple(sides)
+
+
+def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
+    sides = _sides(spec, variant)
+    constants = [
+        Constant("KV_HEADS", spec.attention.kv_heads, "KV heads"),
+        Constant("PAGE", spec.cache.page_size, "tokens of a page"),
+        Constant("ROWS", schedule.int("rows"), "rows (token, KV head) of a program"),
+    ]
+    qmax = {side.qmax for side in sides if side.scaled}
+    if qmax:
+        constants.append(Constant("QMAX", qmax.pop(), "largest code"))
+    if any(side.scaled and not side.static for side in sides):
+        constants.append(
+            Constant("ZERO_AMAX", ZERO_BLOCK_AMAX, "2**-100: a row below this is stored as zeros")
+        )
+    casts = needs_casts(target, *(t for s in sides if not s.verbatim for t in (s.storage, variant)))
+    answers = {
+        "sides": sides,
+        "bf16_casts_used": casts,
+        "widen": widen_text(variant, "f32", target),
+        "quantising": any(side.scaled for side in sides),
+        "stored": {s.name: partial(store_text, dtype=s.storage, target=target) for s in sides},
+    }
+    return (
+        answers,
+        tuple(constants),
+        (Fact("no FMA contraction", "codes must equal the oracle's, byte by byte"),),
+    )
+
+
+def _merge(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
+    att = spec.attention
+    constants = (
+        Constant("Q_HEADS", att.q_heads, "query heads"),
+        Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),
+        Constant("ROWS", schedule.int("rows"), "rows (token, query head) of a program"),
+    )
+    answers = {
+        "v_parts": split_d(att.v_head_dim),
+        "bf16_casts_used": needs_casts(target, variant),
+        "to_out": partial(store_text, dtype=variant, target=target),
+        "widen": widen_text(variant, "f32", target),
+    }
+    return answers, constants, ()
+
+
+def _gather(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
+    sides = _sides(spec, variant)
+    constants = (
+        Constant("PAGE", spec.cache.page_size, "tokens of a page"),
+        Constant("TILE", schedule.int("tile"), "tokens of a program"),
+    )
+    answers = {
+        "sides": sides,
+        "bf16_casts_used": needs_casts(
+            target, *(t for s in sides if not s.verbatim for t in (s.storage, variant))
+        ),
+        "widen": {s.name: "{}" if s.verbatim else widen_text(s.storage, "f32", target) for s in sides},
+        "to_out": partial(store_text, dtype=variant, target=target),
+    }
+    return answers, constants, ()
+
+
+def _copy(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
+    runs, constants, facts = (
+        [],
+        [Constant("BLOCK", schedule.int("block"), "elements of a program and plane")],
+        [],
+    )
+    for plane in record.planes:
+        run, found = _runs(plane)
+        runs.append(run)
+        constants += found
+        facts.append(
+            Fact(f"{plane.name} is copied in runs of {found[0].value} elements", "its dense inner axes")
+        )
+    answers = {"runs": tuple(runs), "largest": max(run.elements for run in runs)}
+    return answers, tuple(constants), tuple(facts)
+
+
+def _runs(plane: Plane) -> tuple[Run, list[Constant]]:
+    """Digits of an element's number within a page, dense axes joined: padding between runs is never touched."""
+    name = plane.name.upper()
+    inside = sorted(plane.inside, key=lambda a: a.stride.fixed)
+    run, rest = 1, []
+    for axis in inside:
+        extent, stride = axis.extent or 1, axis.stride.fixed // plane.itemsize
+        if stride == run and not rest:
+            run *= extent
+        elif extent > 1:
+            rest.append((extent, stride, f"{name}_STRIDE_{axis.axis.key.upper()}"))
+    constants = [Constant(f"{name}_RUN", run, "adjacent elements")]
+    constants += [Constant(label, stride, "elements") for _, stride, label in rest]
+    digits = [(extent, label) for extent, _, label in rest]
+    # Axes left of page have run-time strides, so they are 64-bit digits.
+    digits += [(a.extent or 1, f"{plane.name}_stride_{a.axis.key}") for a in plane.outside]
+    terms = [f"e_E % {name}_RUN" if digits else "e_E"]
+    above = f"e_E // {name}_RUN"
+    for at, (extent, label) in enumerate(digits):
+        terms.append(f"({above}) * {label}" if at == len(digits) - 1 else f"({above} % {extent}) * {label}")
+        above += f" // {extent}"
+    elements = run * prod(extent for extent, _ in digits)
+    return Run(plane.name, elements, " + ".join(terms), f"{plane.name}_stride_page"), constants
