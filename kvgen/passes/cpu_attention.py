@@ -76,7 +76,9 @@ def attention_answers(
     answers: dict[str, Any] = {
         "multi": variant == "multi",
         "helper_names": helpers,
-        "prefetch_tiles": schedule.int("prefetch"),
+        "prefetch_next": schedule.int("prefetch") == 1,
+        "k_scale_step": _scale_step(addresses, "k_scale", page),
+        "v_scale_step": _scale_step(addresses, "v_scale", page),
         "k_type": C_TYPES[spec.cache.k.fmt.storage],
         "v_type": C_TYPES[spec.cache.v.fmt.storage],
         "q_type": C_TYPES[att.q_dtype],
@@ -110,6 +112,12 @@ def attention_answers(
         "range": _bounds(ranged),
     }
     return tuple(constants), answers
+
+
+def _scale_step(addresses: Mapping[str, Address], name: str, page: int) -> int:
+    """Keys whose scales share a 64-byte line: one prefetch serves them."""
+    stride = addresses[name].stride("tok") if name in addresses else None
+    return max(1, min(page, 16 // stride)) if stride else 1
 
 
 def whole_tile(tokens: int, page: int) -> int:
