@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from sympy import Expr, Integer
 
 from kvgen.ir import Plane
-from kvgen.passes.integers import Facts, FloorDiv, Mod, Range, bounds, reduce_divisions, symbol
+from kvgen.passes.integers import (
+    Facts,
+    FloorDiv,
+    Mod,
+    Range,
+    bounds,
+    evaluate,
+    reduce_divisions,
+    symbol,
+)
 from kvgen.passes.printers import print_c, print_python
 
 Printer = Callable[[Expr, Mapping[str, str]], str]
@@ -78,7 +87,7 @@ class Address:
         total = 0
         for term in self.terms:
             step = strides[term.stride_name] if term.stride is None else term.stride
-            total += int(term.index.subs(symbol(term.dim), index[term.dim])) * step
+            total += int(evaluate(term.index, index)) * step
         return total
 
     def _text(

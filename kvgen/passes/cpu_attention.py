@@ -44,7 +44,9 @@ def attention_answers(
     folds = {side: fold_site(spec, side) for side in ("k", "v")}
     masks = () if variant == "single" else mask_terms(att)
     ranged = tuple(term for term in mask_terms(att) if variant != "single" or term.lo)
-    helpers = _helpers(spec, schedule, k_pairs, v_pairs, att.head_dim % k_step, att.v_head_dim % v_step)
+    # Staged rows are gathered from pieces, so there is no row to fetch ahead.
+    prefetch = schedule.int("prefetch") == 1 and not (k_staged or v_staged)
+    helpers = _helpers(spec, prefetch, k_pairs, v_pairs, att.head_dim % k_step, att.v_head_dim % v_step)
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
@@ -76,7 +78,7 @@ def attention_answers(
     answers: dict[str, Any] = {
         "multi": variant == "multi",
         "helper_names": helpers,
-        "prefetch_next": schedule.int("prefetch") == 1,
+        "prefetch_next": prefetch,
         "k_scale_step": _scale_step(addresses, "k_scale", page),
         "v_scale_step": _scale_step(addresses, "v_scale", page),
         "k_type": C_TYPES[spec.cache.k.fmt.storage],
@@ -185,9 +187,7 @@ def _bounds(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
     }
 
 
-def _helpers(
-    spec: Spec, schedule: Schedule, k_pairs: bool, v_pairs: bool, k_tail: int, v_tail: int
-) -> list[str]:
+def _helpers(spec: Spec, prefetch: bool, k_pairs: bool, v_pairs: bool, k_tail: int, v_tail: int) -> list[str]:
     """Names of the helper functions that the kernel calls, in the order in which they are defined."""
     scalar = (
         scalar_helpers(spec.attention.q_dtype) if not k_pairs or spec.attention.q_dtype != "f32" else set()
@@ -208,4 +208,4 @@ def _helpers(
         names.sort(key=lambda n: n == "load_pairs_part")
     if v_pairs:
         names.append("weave")
-    return names + (["prefetch"] if schedule.int("prefetch") else [])
+    return names + (["prefetch"] if prefetch else [])

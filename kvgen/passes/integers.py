@@ -7,8 +7,10 @@ non-negative values, and both print with parentheses in every language.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 from sympy import Expr, Function, Integer
@@ -85,6 +87,24 @@ def bounds(expr: Expr, facts: Facts) -> Range:
         else:
             raise TypeError(f"{type(expr).__name__} is not an address expression")
     return Range(low, high)
+
+
+def evaluate(expr: Expr, values: Mapping[str, Any]) -> Any:
+    """``expr`` at integers or integer arrays, by symbol name."""
+    if isinstance(expr, Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Symbol):
+        return values[expr.name]
+    parts = [evaluate(arg, values) for arg in expr.args]
+    if isinstance(expr, FloorDiv):
+        return parts[0] // parts[1]
+    if isinstance(expr, Mod):
+        return parts[0] % parts[1]
+    if isinstance(expr, sympy.Add):
+        return sum(parts[1:], start=parts[0])
+    if isinstance(expr, sympy.Mul):
+        return math.prod(parts[1:], start=parts[0])
+    raise TypeError(f"{type(expr).__name__} is not an address expression")
 
 
 def reduce_divisions(expr: Expr, facts: Facts) -> Expr:

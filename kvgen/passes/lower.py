@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from kvgen.ir import PageRecord, Spec
 from kvgen.ir.plan import Constant, Fact, Part
 from kvgen.passes.address import Address, Term, address, plane_facts, simplify
 from kvgen.passes.integers import symbol
+from kvgen.passes.verify_address import verify_address
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,13 @@ def d_parts(size: int, widest: int, step: int) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def lower_addresses(spec: Spec, record: PageRecord) -> dict[str, Address]:
+@lru_cache(maxsize=64)
+def lower_addresses(spec: Spec, record: PageRecord) -> Mapping[str, Address]:
     """The simplified address of every plane, and of the static scales that lie outside the pages."""
-    found = {plane.name: simplify(address(plane), plane_facts(plane)) for plane in record.planes}
+    found: dict[str, Address] = {}
+    for plane in record.planes:
+        found[plane.name] = simplify(address(plane), plane_facts(plane))
+        verify_address(plane, found[plane.name])
     for field in ("k", "v"):
         quant = spec.cache.quant(field)
         if quant.static_scale:
@@ -61,7 +68,7 @@ def lower_addresses(spec: Spec, record: PageRecord) -> dict[str, Address]:
                 "head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, spec.attention.kv_heads - 1
             )
             found[name] = Address(name, (head,) if "head" in quant.scale_dims else ())
-    return found
+    return MappingProxyType(found)
 
 
 def stride_constants(addresses: Mapping[str, Address]) -> tuple[Constant, ...]:

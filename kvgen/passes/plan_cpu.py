@@ -46,7 +46,7 @@ def plan_cpu(
     more, answers = _ANSWERS[op](spec, record, schedule, target, variant, addresses)
     used = set(_CONSTANTS_OF[op])
     constants = [c for c in constants if c.name in used] + list(more)
-    if op != "copy":
+    if op not in ("copy", "merge"):
         constants += stride_constants(addresses)
     return KernelPlan(
         op=op,

@@ -7,6 +7,7 @@ from functools import cache
 import jinja2
 
 from kvgen.ir.plan import KernelPlan
+from kvgen.passes.verify_address import verify_source
 
 
 @cache
@@ -24,9 +25,18 @@ def environment() -> jinja2.Environment:
 
 def render(plan: KernelPlan) -> str:
     """The kernel's source. Templates see ``plan``, the addresses by plane name, and the answers by name."""
-    context = {"plan": plan, "spec": plan.spec, "att": plan.spec.attention, "schedule": plan.schedule.to_dict()}
-    text = environment().get_template(plan.template).render(context | dict(plan.addresses) | dict(plan.answers))
-    return _tidy(text)
+    context = {
+        "plan": plan,
+        "spec": plan.spec,
+        "att": plan.spec.attention,
+        "schedule": plan.schedule.to_dict(),
+    }
+    text = (
+        environment().get_template(plan.template).render(context | dict(plan.addresses) | dict(plan.answers))
+    )
+    source = _tidy(text)
+    verify_source(plan, source)
+    return source
 
 
 def _tidy(text: str) -> str:
