@@ -1,0 +1,90 @@
+"""What happens when a command fails: readable text and exit code 2, never a traceback for a user's mistake.
+
+0: it worked. 1: it ran and the answer is bad (a kernel is wrong, nothing can work here). 2: it was asked
+for something impossible. 130: interrupted. 141: whoever read the output went away (``| head``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from kvgen.errors import Diagnostic, KvgenError, SpecError
+
+REFUSED = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+PACKAGES = ("jinja2", "numpy", "rich", "sympy", "torch", "triton")
+"""Dependencies that are imported late, so that their absence shows in the middle of a command."""
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with its failures reported. Its flag ``as_json`` says in which form."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        as_json = bool(options.get("as_json"))
+        try:
+            command(**options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes once more at exit, into a pipe that is gone: give it another place to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except (KvgenError, OSError) as error:
+            refuse(error, as_json)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in PACKAGES:
+                raise
+            refuse(error, as_json)
+
+    return run
+
+
+def refuse(error: Exception, as_json: bool) -> None:
+    """Print why and leave with exit code 2; with ``KVGEN_LOG=debug`` the traceback comes first."""
+    if os.environ.get("KVGEN_LOG", "").lower() == "debug":
+        traceback.print_exception(error)
+    if as_json:
+        print(json.dumps({"error": as_data(error)}, indent=2))
+    else:
+        print(f"error: {message(error)}", file=sys.stderr)
+    raise typer.Exit(REFUSED)
+
+
+def message(error: Exception) -> str:
+    """The error in words. A SpecError's own text has one line for each mistake."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"this needs {error.name}, which is not installed here; try: pip install {error.name}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def as_data(error: Exception) -> dict[str, Any]:
+    """The error as JSON data; a SpecError lists its mistakes one by one."""
+    data: dict[str, Any] = {"type": type(error).__name__, "message": message(error)}
+    if isinstance(error, SpecError):
+        data["diagnostics"] = [_diagnostic(found) for found in error.diagnostics]
+    return data
+
+
+def _diagnostic(found: Diagnostic) -> dict[str, Any]:
+    plain = found.value is None or isinstance(found.value, bool | int | str)
+    return {
+        "path": found.path,
+        "value": found.value if plain else repr(found.value),
+        "reason": found.reason,
+        "hint": found.hint,
+    }

@@ -1,0 +1,112 @@
+"""kvgen show: a spec as kvgen understands it, and what a page of it looks like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.commands import output
+from kvgen.commands.options import AsJson, read_spec
+from kvgen.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from kvgen.ir import PageRecord, QuantSpec, Spec
+
+
+def run(
+    spec: Annotated[str, typer.Argument(metavar="[SPEC]", help="A TOML file that describes the cache.")] = "",
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a spec instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a spec and how a page of it lies in memory."""
+    if schema:
+        from kvgen.commands.schema import spec_schema
+
+        output.print_json(spec_schema())
+        return
+    if not spec:
+        raise ArgumentError("SPEC is missing: give the path of a TOML spec, or --schema")
+    from kvgen.commands.describe import bytes_data, record_data, spec_data
+    from kvgen.passes.place import place
+    from kvgen.passes.verify import verify_record
+
+    loaded = read_spec(spec)
+    record = place(loaded)
+    verify_record(loaded, record)
+    if as_json:
+        data = spec_data(loaded)
+        output.print_json(
+            data | {"record": record_data(record), "bytes": bytes_data(loaded, record), "proven": True}
+        )
+        return
+    print_spec(loaded)
+    print_record(record)
+    print_bytes(bytes_data(loaded, record))
+
+
+def print_spec(spec: Spec) -> None:
+    """Identity, attention and storage."""
+    att, cache = spec.attention, spec.cache
+    output.heading(f"{spec.name}  (spec {spec.hash8})")
+    window = f", window of {att.window} earlier keys" if att.window is not None else ""
+    output.facts(
+        {
+            "sha256": spec.hash,
+            "heads": f"{att.q_heads} query heads over {att.kv_heads} KV heads, {att.group} to one",
+            "rows": f"K {att.head_dim} and V {att.v_head_dim} elements, q and output {att.q_dtype}",
+            "scores": f"scale {att.scale:.6g}, {'causal' if att.causal else 'not causal'}{window}",
+            "page": f"{cache.page_size} tokens, planes start on {cache.align} bytes",
+            "layout": f"'{cache.layout}'",
+            "K": _storage(cache.k),
+            "V": _storage(cache.v),
+        }
+    )
+
+
+def _storage(quant: QuantSpec) -> str:
+    layout = f", own layout '{quant.layout}'" if quant.layout else ""
+    if not quant.fmt.scaled:
+        return f"{quant.format}{layout}"
+    dims = " and ".join({"tok": "token", "head": "head"}[dim] for dim in quant.scale_dims)
+    scales = f"one {quant.scale_dtype} scale per {dims or 'tensor'}"
+    return f"{quant.format}, {scales}{', given to new_cache' if quant.static_scale else ''}{layout}"
+
+
+def print_record(record: PageRecord) -> None:
+    """The planes as a table and as a picture."""
+    from kvgen.commands.describe import payload
+    from kvgen.commands.picture import page_picture
+
+    rows = [
+        (
+            plane.name,
+            plane.dtype,
+            str(plane.offset),
+            payload(plane),
+            ", ".join(f"{placed.axis} {placed.stride}" for placed in plane.axes),
+        )
+        for plane in record.planes
+    ]
+    columns = ("plane", "type", "offset", "bytes a page", "strides in bytes")
+    output.table(columns, rows, title="Page record", right=("offset", "bytes a page"))
+    output.line()
+    for text in page_picture(record):
+        output.line(text)
+
+
+def print_bytes(found: dict[str, Any]) -> None:
+    """What a page and a token cost in one layer."""
+    factor = found["smaller_than_bf16"]
+    than = f"{factor:.2f} times smaller" if factor >= 1 else f"{1 / factor:.2f} times larger"
+    output.heading("Memory, for one layer")
+    output.facts(
+        {
+            "page": f"{output.grouped(found['page'])} bytes",
+            "padding": f"{output.grouped(found['padding'])} bytes ({found['padding_percent']:.1f} %)",
+            "token": f"{found['token']:,.6g} bytes",
+            "as bf16": f"{output.grouped(found['bf16_token'])} bytes a token: this is {than}",
+        }
+    )
