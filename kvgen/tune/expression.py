@@ -51,7 +51,8 @@ def _value(node: ast.expr, text: str, names: Mapping[str, Value]) -> Any:
             return names[name]
         case ast.Name(id=name):
             known = ", ".join(sorted(names))
-            raise ExpressionError(f"constraint {text!r}, column {node.col_offset + 1}: no {name!r} among {known}")
+            where = f"constraint {text!r}, column {node.col_offset + 1}"
+            raise ExpressionError(f"{where}: no {name!r} among {known}")
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
             return _BINARY[type(op)](_value(left, text, names), _value(right, text, names))
         case ast.UnaryOp(ast.Not(), operand):
