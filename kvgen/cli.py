@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import doctor, explain, generate, listing, show
+from kvgen.commands import doctor, explain, generate, listing, show, verify
 from kvgen.commands.failures import guarded
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show.run,
     "explain": explain.run,
     "generate": generate.run,
+    "verify": verify.run,
     "doctor": doctor.run,
 }
 """Every command, in the order in which help shows them."""

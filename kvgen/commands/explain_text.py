@@ -121,9 +121,10 @@ def simple_answers(answers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The answers short enough for a row."""
     rows = []
     for name, value in answers.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        if not isinstance(value, Mapping) and len(text) <= LONGEST_ANSWER and "\n" not in text:
-            rows.append((name, text or '""'))
+        items = value if isinstance(value, list) else [value]
+        text = ", ".join(map(str, items))
+        if not any(isinstance(item, Mapping) for item in items) and len(text) <= LONGEST_ANSWER:
+            rows.append((name, text.replace("\n", " ") or "(empty)"))
     return rows
 
 

@@ -89,7 +89,8 @@ def ops() -> Rows:
     from kvgen.ir.plan import OPS
     from kvgen.runtime.ops import CacheOps
 
-    return [{"name": op, "what": (getattr(CacheOps, op).__doc__ or "").partition("\n")[0]} for op in OPS]
+    docs = {op: (getattr(CacheOps, op).__doc__ or "").partition("\n")[0] for op in OPS}
+    return [{"name": op, "what": doc.replace("``", "")} for op, doc in docs.items()]
 
 
 def specs() -> Rows:

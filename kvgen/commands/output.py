@@ -74,8 +74,8 @@ def code(text: str, language: str) -> None:
         return
     from rich.syntax import Syntax
 
-    style = Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True)
-    console().print(style)
+    styled = Syntax(text, language, theme="ansi_dark", background_color="default").highlight(text)
+    console().print(styled, end="", soft_wrap=True)  # the terminal wraps: a copied line stays one line
 
 
 def grouped(number: int) -> str:
@@ -113,7 +113,8 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], right: Sequence[s
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD if columns else None, show_header=bool(columns), pad_edge=False)
+    frame: dict[str, Any] = {"box": box.SIMPLE_HEAD if columns else None, "show_edge": False}
+    made = Table(show_header=bool(columns), pad_edge=False, **frame)
     for i, name in enumerate(columns or [""] * (len(rows[0]) if rows else 0)):
         options: dict[str, Any] = {"justify": "right", "no_wrap": True} if name in right else {}
         made.add_column(Text(name), style="cyan" if i == 0 else "", overflow="fold", **options)

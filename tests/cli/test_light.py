@@ -104,6 +104,6 @@ def test_module_and_version(kvgen_process: Any) -> None:
 
     assert kvgen_process("--version").stdout == f"kvgen {kvgen.__version__}\n"
     help_text = kvgen_process("--help").stdout
-    for command in ("list", "show", "explain", "generate", "doctor"):
+    for command in ("list", "show", "explain", "generate", "verify", "doctor"):
         assert f"  {command} " in help_text
     assert "\x1b" not in help_text
