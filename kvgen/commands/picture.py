@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvgen.commands.output import grouped
@@ -38,7 +38,7 @@ def _stretch(pool: str, start: int, planes: Sequence[Plane]) -> Iterator[str]:
     outside = [a for a in planes[0].outside if a.extent != 1]
     pitch, shared = planes[0].page.stride.fixed, []
     # Steps that all planes take together: the picture shows one of them.
-    while all(loops.values()) and len({_step(found[0]) for found in loops.values()}) == 1:
+    while len(planes) > 1 and all(loops.values()) and len({_step(found[0]) for found in loops.values()}) == 1:
         shared.append(next(iter(loops.values()))[0])
         for found in loops.values():
             found.pop(0)
@@ -50,7 +50,7 @@ def _stretch(pool: str, start: int, planes: Sequence[Plane]) -> Iterator[str]:
     if shared:
         counts = " x ".join(f"{a.axis} {a.extent}" for a in shared)
         yield f"of which this is the first of {counts}, {grouped(limit)} bytes each"
-    yield from _boxes(list(_with_padding([_block(p, loops[p.name], shared) for p in planes], limit)), limit)
+    yield from _boxes(_with_padding(_blocks(planes, loops, shared, limit), limit), limit)
     if shared and (rest := pitch - shared[0].stride.fixed * (shared[0].extent or 1)):
         yield f"and {grouped(rest)} bytes of padding at the page's end"
 
@@ -67,18 +67,27 @@ def _step(placed: PlaneAxis) -> tuple[str, int | None, int]:
     return placed.axis.dim, placed.extent, placed.stride.fixed
 
 
-def _block(plane: Plane, loops: Sequence[PlaneAxis], shared: Sequence[PlaneAxis]) -> Block:
-    inside = [a for a in plane.inside if a not in shared]
-    size = sum((a.extent - 1) * a.stride.fixed for a in inside if a.extent is not None) + plane.itemsize
-    used = math.prod(a.extent for a in inside if a.extent is not None) * plane.itemsize
-    shape = " x ".join(f"{a.axis} {a.extent}" for a in inside if a.extent != 1) or "one"
-    holes = f", {grouped(size - used)} of them padding" if used < size else ""
-    return Block(plane.offset.fixed, size, plane.name, f"{grouped(size)} bytes{holes}: {plane.dtype} {shape}")
+def _blocks(
+    planes: Sequence[Plane], loops: Mapping[str, list[PlaneAxis]], shared: Sequence[PlaneAxis], limit: int
+) -> Iterator[Block]:
+    """One block for each plane; the padding between its rows, and after the last one, belongs to it."""
+    ordered = sorted(planes, key=lambda plane: plane.offset.fixed)
+    ends = [*(plane.offset.fixed for plane in ordered[1:]), limit]
+    for plane, end in zip(ordered, ends, strict=True):
+        inside = [a for a in plane.inside if a not in shared]
+        used = math.prod(a.extent for a in inside if a.extent is not None) * plane.itemsize
+        outer = loops[plane.name][:1]
+        size = (outer[0].extent or 1) * outer[0].stride.fixed if outer else used
+        size = min(size, end - plane.offset.fixed)
+        shape = " x ".join(f"{a.axis} {a.extent}" for a in inside if a.extent != 1) or "one"
+        padding = f", {grouped(size - used)} of them padding" if used < size else ""
+        note = f"{grouped(size)} bytes{padding}: {plane.dtype} {shape}"
+        yield Block(plane.offset.fixed, size, plane.name, note)
 
 
-def _with_padding(blocks: list[Block], limit: int) -> Iterator[Block]:
+def _with_padding(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
     at = 0
-    for block in sorted(blocks, key=lambda b: b.start):
+    for block in blocks:
         if block.start > at:
             yield Block(at, block.start - at, "(padding)", f"{grouped(block.start - at)} bytes")
         yield block
@@ -87,7 +96,7 @@ def _with_padding(blocks: list[Block], limit: int) -> Iterator[Block]:
         yield Block(at, limit - at, "(padding)", f"{grouped(limit - at)} bytes")
 
 
-def _boxes(blocks: list[Block], limit: int) -> Iterator[str]:
+def _boxes(blocks: Iterable[Block], limit: int) -> Iterator[str]:
     margin = len(grouped(limit))
     for block in blocks:
         fill = "." if block.label == "(padding)" else " "
