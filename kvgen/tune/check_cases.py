@@ -45,7 +45,7 @@ def attention_cases(library: Library, op: str, variant: str) -> Iterator[Case]:
         last = len(batch) - 1 if batch[-1] == len(pairs) - 1 else None
         yield _case(op, [pairs[i] for i in batch], edges, last)
     if not plan.target.interpreted:
-        yield _case(op, [pairs[-2]], edges, None)  # alone: no other request to share pages or threads with
+        yield _case(op, [pairs[5]], edges, None)  # alone: no other request to share pages or threads with
         yield _case(op, [pairs[0]], edges, None)  # nothing but empty requests
 
 
@@ -73,7 +73,7 @@ def _prefill(page: int, tile: int, plan: KernelPlan) -> list[tuple[int, int]]:
     q_tile = int(plan.schedule["q_tile"]) if "q_tile" in plan.schedule else 32
     pairs = [(2, 0), (34, 1), (1, 1), (17, page - 1), (3, page), (3, page + 1), (0, page + 3)]
     # Whole prompts, and chunks of prompts whose earlier part is cached already.
-    pairs += [(37, 37), (q_tile + 1, 2 * tile + page + 3), (127, 3 * tile + 132)]
+    pairs += [(37, 37), (q_tile + 1, 2 * tile + page + 3), (127, tile + 132)]
     return pairs
 
 

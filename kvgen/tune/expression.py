@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 Value = int | str | bool
@@ -36,11 +37,16 @@ class ExpressionError(ValueError):
 
 def holds(text: str, names: Mapping[str, Value]) -> bool:
     """Whether the constraint ``text`` is true for these values."""
+    return bool(_value(_parse(text), text, names))
+
+
+@cache
+def _parse(text: str) -> ast.expr:
+    """The expression's tree: a space asks the same few constraints of thousands of schedules."""
     try:
-        tree = ast.parse(text, mode="eval")
+        return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise ExpressionError(f"constraint {text!r}, column {error.offset}: {error.msg}") from None
-    return bool(_value(tree.body, text, names))
 
 
 def _value(node: ast.expr, text: str, names: Mapping[str, Value]) -> Any:

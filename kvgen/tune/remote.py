@@ -1,0 +1,166 @@
+"""The tuner's end of the process that runs candidates: start, ask, and lay a death to a candidate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import kvgen
+from kvgen.backends.triton.process import WorkerDied, WorkerProcess, WorkerTimeout
+from kvgen.errors import ToolchainError
+from kvgen.ir import Schedule, Spec, Target
+from kvgen.tune.outcome import Outcome
+
+PROTOCOL = 1
+"""Raised whenever a request or a reply of ``kvgen.tune.worker`` changes shape."""
+
+
+AT = "at"
+"""File in the worker's folder with the index of the contender that runs."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A compiled candidate as the worker needs it."""
+
+    schedule: Schedule
+    variant: str
+    """The variant that is timed."""
+    paths: Mapping[str, str]
+    """Shared objects by variant (empty text for GPU targets, whose kernels the worker compiles)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {"schedule": self.schedule.to_dict(), "variant": self.variant, "paths": dict(self.paths)}
+
+
+class Failure(Exception):
+    """A candidate failed in the worker; ``index`` says which contender of a race, 0 elsewhere."""
+
+    def __init__(self, outcome: Outcome, message: str, index: int = 0) -> None:
+        super().__init__(message)
+        self.outcome, self.message, self.index = outcome, message, index
+
+
+class _Process(WorkerProcess):
+    """``python -m kvgen.tune.worker`` behind the line protocol of the Triton workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = sys.executable
+        self._buffer = bytearray()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # The package may be on sys.path only because of where the caller stands.
+        roots = [str(Path(kvgen.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
+        self._process = subprocess.Popen(
+            [self.python, "-m", "kvgen.tune.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=folder,
+            env=env,
+            start_new_session=True,
+            bufsize=0,
+        )
+
+
+class Remote:
+    """A worker that is started when it is needed and again after a candidate has killed it."""
+
+    def __init__(self, spec: Spec, target: Target, *, timeout_s: float = 60.0) -> None:
+        """``timeout_s``: the most one check, or a race beyond its own seconds, may take."""
+        self._open = {
+            "do": "open",
+            "spec": spec.to_dict(),
+            "target": target.name,
+            "features": list(target.features),
+        }
+        self._timeout_s = timeout_s
+        self._process: _Process | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="kvgen-tune-")
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def check(self, op: str, contender: Contender) -> list[dict[str, Any]]:
+        """Verdicts (``kvgen.tune.check.Verdict`` as a mapping) of each variant; raises ``Failure``."""
+        verdicts: list[dict[str, Any]] = self._ask({"do": "check", "op": op, **contender.to_dict()})[
+            "verdicts"
+        ]
+        return verdicts
+
+    def race(
+        self,
+        op: str,
+        sizes: Sequence[int],
+        contenders: Sequence[Contender],
+        *,
+        seconds: float,
+        keep: int,
+    ) -> list[float]:
+        """Median seconds a call of each contender; raises ``Failure`` with the index of who failed."""
+        request = self._request("race", op, sizes, contenders, seconds) | {"keep": keep}
+        return [float(t) for t in self._ask(request)["times"]]
+
+    def duel(
+        self, op: str, sizes: Sequence[int], pair: Sequence[Contender], *, seconds: float
+    ) -> dict[str, Any]:
+        """The fields of ``kvgen.tune.race.Duel`` of two contenders; raises ``Failure``."""
+        return self._ask(self._request("duel", op, sizes, pair, seconds))
+
+    @staticmethod
+    def _request(
+        do: str, op: str, sizes: Sequence[int], contenders: Sequence[Contender], seconds: float
+    ) -> dict[str, Any]:
+        rows = [contender.to_dict() for contender in contenders]
+        return {"do": do, "op": op, "sizes": list(sizes), "contenders": rows, "seconds": seconds}
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        process = self._ready()
+        at = Path(self._folder.name) / AT
+        at.write_text("0")
+        limit = self._timeout_s + 3 * float(request.get("seconds", 0.0))
+        try:
+            process.send(request)
+            reply = process.receive(limit)
+        except WorkerTimeout:
+            self._stop()
+            raise Failure(Outcome.TIMEOUT, f"no end after {limit:g} s", int(at.read_text())) from None
+        except WorkerDied as death:
+            self._stop()
+            raise Failure(Outcome.CRASH, f"the process died: {death}", int(at.read_text())) from None
+        if "error" in reply:
+            message = f"{reply['error']}: {reply['message']}"
+            raise Failure(Outcome.WRONG, message, int(at.read_text()))
+        return reply
+
+    def _ready(self) -> _Process:
+        if self._process is None:
+            process = _Process(Path(self._folder.name))
+            try:
+                process.wait_ready()
+                process.send(self._open)
+                process.receive(self._timeout_s)
+            except (WorkerDied, WorkerTimeout) as error:
+                process.kill()
+                raise ToolchainError(f"the tuning process could not start: {error}") from None
+            self._process = process
+        return self._process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None

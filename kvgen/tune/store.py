@@ -1,0 +1,300 @@
+"""store: tuned winners as small JSON files, looked up by what they depend on and trusted in nothing.
+
+``<folder>/<target>/<op>__<spec8>.json``, where spec8 is the hash of *what the op reads* of the spec (a merge
+does not care for page sizes). Every field stands in the file in clear and is checked when it is read: a
+truncated or foreign file is set aside with one warning, a schedule outside the space or across its
+constraints likewise. A file whose template has changed since is stale: its schedules are starting
+points, no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import kvgen
+from kvgen import paths
+from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir.schedule import Knob
+from kvgen.tune.space import Space
+from kvgen.tune.workload import Bucket, nearest
+
+FORMAT = 1
+"""Raised whenever a field of the file changes its meaning."""
+
+HOWS = ("measured", "predicted")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What winners depend on."""
+
+    op: str
+    target: str
+    features: tuple[str, ...]
+    reads: Mapping[str, Any]
+    """The part of the spec that the op reads."""
+    pins: Mapping[str, Knob]
+    """Knobs that were pinned; empty for most."""
+    templates: str
+    """Digest of the op's templates and schedule file."""
+
+    @property
+    def spec8(self) -> str:
+        """First 8 digits of the hash of what the op reads (and of the pins, where there are any)."""
+        parts: dict[str, Any] = {"reads": self.reads}
+        if self.pins:
+            parts["pins"] = dict(self.pins)
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def file(self) -> str:
+        """The file's path below a tuning folder."""
+        return f"{self.target}/{self.op}__{self.spec8}.json"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The winner of one bucket."""
+
+    schedule: Schedule
+    seconds: float | None
+    """Seconds a call (or the model's figure)."""
+    default_seconds: float | None
+    """The same of the default schedule; None where it failed."""
+
+
+@dataclass(frozen=True)
+class Winners:
+    """What a file holds beside its key."""
+
+    schedule: Schedule
+    """The one for a library that does not know its workload."""
+    buckets: Mapping[str, Best]
+    how: str
+    """``measured`` or ``predicted``."""
+    effort: str
+    device: str
+    """Where it was measured; empty for a prediction."""
+    date: str
+    """Day, ISO 8601."""
+    version: str = field(default_factory=lambda: kvgen.__version__)
+    """Version of kvgen."""
+    stale: bool = False
+    """Whether the templates have changed since; never stored."""
+
+    def at(self, bucket: Bucket | None) -> Schedule:
+        """The schedule for a workload: its own bucket, else the nearest; without one, the general one."""
+        name = nearest(bucket, self.buckets) if bucket else None
+        return self.buckets[name].schedule if name else self.schedule
+
+
+def key_of(op: str, spec: Spec, target: Target, pins: Mapping[str, Knob], space: Space) -> Key:
+    """The key of ``op`` for a spec and a target."""
+    folder = space.template.split("/", maxsplit=1)[0]
+    return Key(op, target.name, target.features, read_by(op, spec), dict(pins), _digest(folder, op))
+
+
+def read_by(op: str, spec: Spec) -> dict[str, Any]:
+    """What an op's kernel depends on. The scale of the scores is an argument of every launch."""
+    plain = spec.to_dict()
+    att: dict[str, Any] = {name: value for name, value in plain["attention"].items() if name != "scale"}
+    sizes = {name: att[name] for name in ("kv_heads", "head_dim", "v_head_dim")}
+    if op in ("decode", "prefill"):
+        return {"attention": att, "cache": plain["cache"]}
+    if op == "merge":
+        return {"attention": {name: att[name] for name in ("q_heads", "v_head_dim", "q_dtype")}}
+    if op == "copy":
+        return {"attention": sizes, "cache": plain["cache"]}
+    return {"attention": {**sizes, "q_dtype": att["q_dtype"]}, "cache": plain["cache"]}
+
+
+@cache
+def _digest(folder: str, op: str) -> str:
+    digest = hashlib.sha256()
+    root = resources.files("kvgen.templates") / folder
+    for item in sorted(root.iterdir(), key=lambda entry: entry.name):
+        shared = item.name.startswith("_") and item.name.endswith(".jinja")
+        if shared or item.name.split(".")[0] == op:
+            digest.update(item.name.encode() + b"\0" + item.read_bytes() + b"\0")
+    digest.update((resources.files("kvgen.schedules") / f"{folder}_{op}.toml").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def folders(cache_dir: Path | None) -> Iterator[tuple[Path, bool]]:
+    """Where winners are looked for, best first, and whether they were made on this machine."""
+    if cache_dir is not None:
+        yield cache_dir, True
+    if (root := paths.configured_root()) is not None and cache_dir is None:
+        yield root / "tune", True
+    shipped = resources.files("kvgen.autotune_cache")
+    if isinstance(shipped, Path):
+        yield shipped, False
+
+
+def find(
+    key: Key, space: Space, facts: Mapping[str, Knob], *, cache_dir: Path | None = None, own: bool = False
+) -> Winners | None:
+    """The stored winners of a key; a stale file only where no fresh one is found.
+
+    ``own``: look only where this machine's results go, not at what came with the package.
+    """
+    stale: Winners | None = None
+    for folder, local in folders(cache_dir):
+        if own and not local:
+            continue
+        found = read(folder / key.file, key, space, facts, local=local)
+        if found is not None and not found.stale:
+            return found
+        stale = stale or found
+    return stale
+
+
+def read(
+    path: Path, key: Key, space: Space, facts: Mapping[str, Knob], *, local: bool = True
+) -> Winners | None:
+    """The winners in one file; None where there is none, or none that can be trusted.
+
+    A damaged file of this machine is set aside, with a warning; one of the package is left alone.
+    """
+    refuse = paths.set_aside if local else warn
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        refuse(path, f"is no tuning record ({error})")
+        return None
+    except OSError as error:
+        refuse(path, f"cannot be read ({error.strerror})")
+        return None
+    try:
+        return _parse(raw, key, space, facts)
+    except _BadError as error:
+        refuse(path, f"is not what its name says: {error}")
+        return None
+
+
+def write(winners: Winners, key: Key, *, cache_dir: Path | None = None) -> Path:
+    """Store winners; a folder that cannot be written is replaced by a temporary one, with one warning."""
+    base = paths.subfolder("tune") if cache_dir is None else paths.writable(cache_dir)
+    path = paths.writable(base / key.target) / Path(key.file).name
+    paths.write_atomic(path, dump(winners, key))
+    return path
+
+
+def dump(winners: Winners, key: Key) -> str:
+    """The file's text: sorted keys, so that a change reads as one."""
+    body = {
+        "format": FORMAT,
+        "op": key.op,
+        "target": key.target,
+        "features": list(key.features),
+        "reads": key.reads,
+        "pins": dict(key.pins),
+        "templates": key.templates,
+        "schedule": winners.schedule.to_dict(),
+        "buckets": {
+            name: {
+                "schedule": best.schedule.to_dict(),
+                "seconds": best.seconds,
+                "default_seconds": best.default_seconds,
+            }
+            for name, best in winners.buckets.items()
+        },
+        "how": winners.how,
+        "effort": winners.effort,
+        "device": winners.device,
+        "date": winners.date,
+        "kvgen": winners.version,
+    }
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+def warn(path: Path, reason: str) -> None:
+    """Warn about a file that is left as it is."""
+    warnings.warn(f"{path}: {reason}; ignored", paths.CacheWarning, stacklevel=3)
+
+
+class _BadError(ValueError):
+    """A field that cannot be right."""
+
+
+def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winners:
+    if not isinstance(raw, dict):
+        raise _BadError("not an object")
+    want = {
+        "format": FORMAT,
+        "op": key.op,
+        "target": key.target,
+        "features": list(key.features),
+        "reads": key.reads,
+        "pins": dict(key.pins),
+    }
+    for name, value in want.items():
+        if raw.get(name) != value:
+            raise _BadError(f"{name} is {raw.get(name)!r}, not {value!r}")
+    texts = {name: raw.get(name) for name in ("templates", "how", "effort", "device", "date", "kvgen")}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise _BadError(f"{name} is {value!r}, not a text")
+    if raw["how"] not in HOWS:
+        raise _BadError(f"how is {raw['how']!r}")
+    stale = raw["templates"] != key.templates
+    general = _schedule(raw.get("schedule"), key, space, facts, stale)
+    rows = raw.get("buckets")
+    if not isinstance(rows, dict):
+        raise _BadError("buckets is no object")
+    found: dict[str, Best] = {}
+    for name, row in rows.items():
+        try:
+            Bucket.parse(key.op, name)
+        except ValueError as error:
+            raise _BadError(str(error)) from None
+        if not isinstance(row, dict):
+            raise _BadError(f"bucket {name} is no object")
+        schedule = _schedule(row.get("schedule"), key, space, facts, stale)
+        found[name] = Best(schedule, _seconds(row, "seconds"), _seconds(row, "default_seconds"))
+    for knob in space.numerics:
+        if len({best.schedule[knob] for best in found.values()} | {general[knob]}) > 1:
+            raise _BadError(f"{knob} decides a result's bits and differs between buckets")
+    return Winners(general, found, raw["how"], raw["effort"], raw["device"], raw["date"], raw["kvgen"], stale)
+
+
+def _schedule(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob], stale: bool) -> Schedule:
+    """A stored schedule that the present space allows. A stale one keeps the knobs that still exist."""
+    if not isinstance(raw, dict):
+        raise _BadError(f"schedule is {raw!r}")
+    seed = dict(space.seeds["any"])
+    knobs: dict[str, Knob] = {}
+    for name, values in space.knobs.items():
+        value: Any = raw.get(name)
+        pinned = name in key.pins and value == key.pins[name]
+        if not pinned and not any(type(value) is type(v) and value == v for v in values):
+            if not stale:
+                raise _BadError(f"schedule has {name} = {value!r}, and the space {list(values)}")
+            value = seed[name]
+        knobs[name] = value
+    if not stale and set(raw) != set(space.knobs):
+        raise _BadError(f"schedule has knobs {sorted(raw)}, and the space {sorted(space.knobs)}")
+    schedule = Schedule.of(knobs)
+    if not space.allows(schedule, facts):
+        raise _BadError(f"schedule {schedule} breaks a constraint")
+    return schedule
+
+
+def _seconds(row: Mapping[str, Any], name: str) -> float | None:
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise _BadError(f"{name} is {value!r}")
+    return float(value)

@@ -1,0 +1,148 @@
+"""The process in which candidates run: a kernel that crashes or hangs takes this process, not the tuner.
+
+``python -m kvgen.tune.worker`` reads one JSON request a line and writes one JSON reply a line; the first line
+written is ``{"ready": PROTOCOL}``. Before a contender of a race runs, its index is put into the file ``at`` of
+the working folder, so that the tuner knows whom a death is to be laid to. (Not into the pipe: the tuner
+would wake up for every line, on a core that the kernel needs.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvgen.backends.cpu import loader
+from kvgen.backends.cpu.backend import CpuBackend, CpuKernel
+from kvgen.backends.protocol import Backend
+from kvgen.builder import backend_for
+from kvgen.errors import KvgenError
+from kvgen.ir import Schedule
+from kvgen.ir.plan import KernelPlan
+from kvgen.library import Library
+from kvgen.passes.place import place
+from kvgen.passes.validate import load_spec
+from kvgen.targets import known_target
+from kvgen.tune.check import check_op
+from kvgen.tune.race import Duel, Run, duel, race
+from kvgen.tune.remote import AT, PROTOCOL
+from kvgen.tune.workload import Bucket, Workload
+
+
+class Prebuilt(CpuBackend):
+    """Kernels that the tuner has compiled already, found by variant."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__()
+        self._paths = dict(paths)
+
+    def compile(self, plans: Sequence[KernelPlan]) -> list[CpuKernel]:
+        """Load the shared object of each plan."""
+        return [CpuKernel(plan, loader.load(Path(self._paths[plan.variant]))) for plan in plans]
+
+
+class Session:
+    """The spec and target that all requests after ``open`` are about."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.spec = load_spec(request["spec"])
+        self.record = place(self.spec)
+        self.target = dataclasses.replace(
+            known_target(request["target"]), features=tuple(request["features"])
+        )
+        self._workload: Workload | None = None
+
+    def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A verdict for each variant of one candidate."""
+        op = request["op"]
+        schedules = {op: Schedule.of(request["schedule"])}
+        cpu = self.target.backend == "cpu"
+        backend: Backend = Prebuilt(request["paths"]) if cpu else backend_for(self.target)
+        library = Library(self.spec, self.record, self.target, backend, schedules)
+        return {"verdicts": [dataclasses.asdict(check_op(library, op, v)) for v in request["paths"]]}
+
+    def race(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Median seconds a launch of each contender."""
+        runs = self._runs(request)
+        times = race(runs, seconds=request["seconds"], keep=request["keep"], announce=_announce)
+        return {"times": times}
+
+    def duel(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A paired comparison of two contenders."""
+        first, second = self._runs(request)
+        found: Duel = duel(first, second, seconds=request["seconds"], announce=_announce)
+        return dataclasses.asdict(found)
+
+    def _runs(self, request: Mapping[str, Any]) -> list[Run]:
+        op = request["op"]
+        bucket = Bucket(op, tuple(request["sizes"]))
+        if self._workload is None or self._workload.bucket != bucket:
+            self._workload = None  # the old cache goes before the new one comes
+            self._workload = Workload(self.spec, self.record, bucket)
+        return [self._run(op, contender, self._workload) for contender in request["contenders"]]
+
+    def _run(self, op: str, contender: Mapping[str, Any], work: Workload) -> Run:
+        import torch
+
+        schedule = Schedule.of(contender["schedule"])
+        backend = Prebuilt(contender["paths"])
+        variant = contender["variant"]
+        kernel = backend.compile([backend.plan(op, self.spec, self.record, schedule, self.target, variant)])[
+            0
+        ]
+        need = max(kernel.workspace(values) for values in work.rotation[:1])
+        scratch = torch.empty(max(64, need), dtype=torch.uint8)
+        turns = [{**values, "workspace": scratch} for values in work.rotation]
+        return lambda turn: kernel.launch(turns[turn % len(turns)])
+
+
+def _announce(index: int) -> None:
+    """Leave word of who runs next."""
+    Path(AT).write_text(str(index))
+
+
+def main() -> int:
+    """Serve requests until standard input ends."""
+    # Kernels and libraries print where they like; replies have a descriptor of their own.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+
+    def say(message: Any) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    import torch  # noqa: F401 - so that "ready" means that the next request is charged for itself only
+
+    say({"ready": PROTOCOL})
+    session: Session | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["do"] == "open":
+                session = Session(request)
+                say({"ok": True})
+            elif session is not None:
+                say(getattr(session, request["do"])(request))
+        except KvgenError as error:
+            say({"error": type(error).__name__, "message": str(error)})
+    return 0
+
+
+def _die_with(parent: int) -> None:
+    """End soon after the tuner: a kernel that hangs must not outlive it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

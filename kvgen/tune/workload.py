@@ -1,0 +1,245 @@
+"""Workloads on which candidates are timed: a few buckets for each op, memory-sized caches, cold tables.
+
+A cache line that is still in the last-level cache costs a tenth of one from memory, and a serving cache
+never fits there. So decode's page tables are random, and each launch takes the next of several tables that
+together pass the cache's size before one comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.backends.cpu import machine
+from kvgen.ir import PageRecord, Spec
+from kvgen.runtime.base import Launchable
+from kvgen.runtime.cache import Cache, new_cache, torch_dtype
+from kvgen.runtime.ops import CacheOps
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One size of workload of one op."""
+
+    op: str
+    sizes: tuple[int, ...]
+    """decode, gather: requests x keys. prefill: requests x queries x keys. append: tokens. copy: pages.
+    merge: states x rows."""
+
+    @property
+    def name(self) -> str:
+        """``8x4096``: the sizes, as stored."""
+        return "x".join(map(str, self.sizes))
+
+    @classmethod
+    def parse(cls, op: str, name: str) -> Bucket:
+        """The inverse of ``name``; ``ValueError`` for a text that is none."""
+        sizes = tuple(int(part) for part in name.split("x"))
+        if len(sizes) != len(BUCKETS["quick"][op][0]) or any(size < 1 for size in sizes):
+            raise ValueError(f"{name!r} is no workload of {op}")
+        return cls(op, sizes)
+
+
+BUCKETS: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
+    "quick": {
+        "append": ((256,),),
+        "decode": ((1, 512), (8, 4096)),
+        "prefill": ((1, 128, 1024),),
+        "merge": ((4, 256),),
+        "copy": ((64,),),
+        "gather": ((4, 1024),),
+    },
+    "full": {
+        "append": ((8,), (256,), (2048,)),
+        "decode": ((1, 512), (1, 8192), (8, 1024), (8, 4096), (32, 2048)),
+        "prefill": ((1, 128, 1024), (1, 512, 512), (4, 32, 2048)),
+        "merge": ((2, 64), (4, 256)),
+        "copy": ((4,), (64,)),
+        "gather": ((1, 4096), (4, 1024)),
+    },
+}
+"""Sizes by effort and op."""
+
+POOL_LIMIT = 1 << 30
+"""Most bytes of a timed cache."""
+
+MAX_ROTATION = 64
+"""Most tables that launches take in turn."""
+
+
+def buckets(op: str, effort: str) -> tuple[Bucket, ...]:
+    """The workloads of ``op`` for an effort."""
+    return tuple(Bucket(op, sizes) for sizes in BUCKETS[effort][op])
+
+
+def nearest(wanted: Bucket, names: Iterable[str]) -> str | None:
+    """The stored bucket closest to ``wanted`` in log sizes; None where there is none."""
+    found = [Bucket.parse(wanted.op, name) for name in names]
+    distance = {
+        b.name: sum(abs(math.log(x / y)) for x, y in zip(b.sizes, wanted.sizes, strict=True)) for b in found
+    }
+    return min(sorted(distance), key=distance.__getitem__, default=None)
+
+
+def kv_bytes(spec: Spec, record: PageRecord) -> float:
+    """Bytes of cache per token."""
+    return record.page_bytes() / spec.cache.page_size
+
+
+class _Capture(CacheOps):
+    """The ops' front-end with no kernels behind it: it keeps the values that a launch would get."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.checked = spec, False
+        self.values: dict[str, Any] = {}
+
+    def kernel(self, op: str, variant: str = "") -> Launchable:
+        return self
+
+    def workspace(self, values: Any) -> int:
+        return 0
+
+    def launch(self, values: Any) -> None:
+        self.values = dict(values)
+
+
+class Workload:
+    """The arguments of launches of one bucket, on the CPU."""
+
+    def __init__(self, spec: Spec, record: PageRecord, bucket: Bucket, *, seed: int = 0) -> None:
+        import torch
+
+        self.spec, self.record, self.bucket = spec, record, bucket
+        self._ops = _Capture(spec)
+        self._random = torch.Generator().manual_seed(seed)
+        self._out: Any = None
+        self.rotation: list[dict[str, Any]] = getattr(self, f"_{bucket.op}")(*bucket.sizes)
+        """Values by ABI name; launches take them in turn."""
+
+    def values(self, turn: int) -> dict[str, Any]:
+        """The values of launch number ``turn``."""
+        return self.rotation[turn % len(self.rotation)]
+
+    def _cache(self, pages_each: int) -> tuple[Cache, int]:
+        """A filled cache for launches of ``pages_each`` pages, and how many of them run through it."""
+        size = self.record.page_bytes()
+        l3 = machine.snapshot().l3_bytes or 32 << 20
+        turns = min(MAX_ROTATION, max(2, -(-2 * l3 // (pages_each * size)) + 1))
+        turns = max(1, min(turns, POOL_LIMIT // (pages_each * size)))
+        given = {}
+        for side in ("k", "v"):
+            quant = self.spec.cache.quant(side)
+            if quant.static_scale:
+                count = self.spec.attention.kv_heads if "head" in quant.scale_dims else 1
+                given[side] = [0.02] * count
+        cache = new_cache(self.spec, self.record, pages_each * turns, scales=given or None)
+        self._fill(cache)
+        return cache, turns
+
+    def _fill(self, cache: Cache) -> None:
+        """Random contents; a few pages are drawn and then doubled, because drawing is slower than copying."""
+        for plane in self.record.planes:
+            tensor = cache.planes[plane.name]
+            axis = [placed.axis.dim for placed in plane.axes].index("page")
+            pages = tensor.movedim(axis, 0)
+            have = min(16, len(pages))
+            if plane.name.endswith("_scale"):
+                pages.fill_(0.02)
+                continue
+            if plane.dtype == "int8":
+                pages[:have].random_(-127, 128, generator=self._random)
+            else:
+                pages[:have].normal_(generator=self._random)
+            while have < len(pages):
+                step = min(have, len(pages) - have)
+                pages[have : have + step] = pages[:step]
+                have += step
+
+    def _tables(self, cache: Cache, turns: int, batch: int, width: int) -> Any:
+        import torch
+
+        order = torch.randperm(cache.num_pages, generator=self._random).int()
+        return order[: turns * batch * width].reshape(turns, batch, width)
+
+    def _normal(self, *shape: int, dtype: str = "") -> Any:
+        import torch
+
+        kind = torch_dtype(dtype or self.spec.attention.q_dtype)
+        return torch.randn(shape, generator=self._random).to(kind)
+
+    def _outputs(self, rows: int) -> dict[str, Any]:
+        import torch
+
+        att = self.spec.attention
+        kind = torch_dtype(att.q_dtype)
+        return {
+            "out": torch.empty(rows, att.q_heads, att.v_head_dim, dtype=kind),
+            "lse": torch.empty(rows, att.q_heads),
+        }
+
+    def _attention(self, op: str, batch: int, q_len: int, context: int) -> list[dict[str, Any]]:
+        import torch
+
+        att, size = self.spec.attention, self.spec.cache.page_size
+        width = -(-context // size)
+        cache, turns = self._cache(batch * width)
+        q = self._normal(batch * q_len, att.q_heads, att.head_dim)
+        lens = torch.full((batch,), context, dtype=torch.int32)
+        starts = None if op == "decode" else torch.arange(batch + 1, dtype=torch.int32) * q_len
+        outs, found = self._outputs(batch * q_len), []
+        for table in self._tables(cache, turns, batch, width):
+            getattr(self._ops, op)(q, cache, table, lens, starts, **outs)
+            found.append(self._ops.values)
+        return found
+
+    def _decode(self, batch: int, context: int) -> list[dict[str, Any]]:
+        return self._attention("decode", batch, 1, context)
+
+    def _prefill(self, batch: int, q_len: int, context: int) -> list[dict[str, Any]]:
+        return self._attention("prefill", batch, q_len, context)
+
+    def _append(self, tokens: int) -> list[dict[str, Any]]:
+        import torch
+
+        att, size = self.spec.attention, self.spec.cache.page_size
+        cache, turns = self._cache(-(-tokens // size))
+        k = self._normal(tokens, att.kv_heads, att.head_dim)
+        v = self._normal(tokens, att.kv_heads, att.v_head_dim)
+        found = []
+        for pages in self._tables(cache, turns, 1, -(-tokens // size)):
+            slots = (pages[0].long()[:, None] * size + torch.arange(size)).reshape(-1)[:tokens].contiguous()
+            self._ops.append(cache, k, v, slots)
+            found.append(self._ops.values)
+        return found
+
+    def _copy(self, pages: int) -> list[dict[str, Any]]:
+        cache, turns = self._cache(2 * pages)
+        found = []
+        for src, dst in self._tables(cache, turns, 2, pages):
+            self._ops.copy(cache, src, dst)
+            found.append(self._ops.values)
+        return found
+
+    def _gather(self, batch: int, context: int) -> list[dict[str, Any]]:
+        import torch
+
+        att, size = self.spec.attention, self.spec.cache.page_size
+        width = -(-context // size)
+        cache, turns = self._cache(batch * width)
+        kind = torch_dtype(att.q_dtype)
+        rows = (batch * context, att.kv_heads)
+        out = (torch.empty(*rows, att.head_dim, dtype=kind), torch.empty(*rows, att.v_head_dim, dtype=kind))
+        lens, found = torch.full((batch,), context, dtype=torch.int32), []
+        for table in self._tables(cache, turns, batch, width):
+            self._ops.gather(cache, table, lens, out=out)
+            found.append(self._ops.values)
+        return found
+
+    def _merge(self, states: int, rows: int) -> list[dict[str, Any]]:
+        att = self.spec.attention
+        outs = self._normal(states, rows, att.q_heads, att.v_head_dim)
+        lses = self._normal(states, rows, att.q_heads, dtype="f32")
+        self._ops.merge(outs, lses, **self._outputs(rows))
+        return [self._ops.values]
