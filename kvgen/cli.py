@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import doctor, explain, generate, listing, show, verify
+from kvgen.commands import doctor, explain, generate, listing, show, tune, verify
 from kvgen.commands.failures import guarded
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "tune": tune.run,
     "list": listing.run,
     "show": show.run,
     "explain": explain.run,

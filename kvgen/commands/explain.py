@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.commands import output
-from kvgen.commands.options import AsJson, Pins, SpecPath, TargetName, chosen_ops, read_pins, read_spec
+from kvgen.commands.options import AsJson, Pins, SpecPath, TargetName, assembled, chosen_ops, read_spec
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ def run(
     if len(ops) != 1:
         raise ArgumentError(f"--op {op}: explain shows one op at a time")
     loaded = read_spec(spec)
-    from kvgen.builder import assemble
-
-    library = assemble(loaded, target, schedule=read_pins(pin))
+    library = assembled(loaded, target, pin)
     wanted = [stage] if stage else [name for name in STAGES if name != "resources"]
     found = {name: STAGES[name][0](library, ops[0], variant) for name in wanted}
     if as_json:
@@ -91,9 +89,13 @@ def plan(library: Library, op: str, variant: str) -> dict[str, Any]:
     """Everything that the template is told."""
     from kvgen.commands.describe import plan_data
     from kvgen.commands.explain_text import decisions
+    from kvgen.tune.space import load_space, spec_facts
 
     made = _plan(library, op, variant)
-    return plan_data(made) | {"decisions": decisions(made)}
+    space = load_space(library.backend.space(op))
+    seed = space.default(library.target, spec_facts(library.spec, library.target))
+    origin = "the default" if made.schedule == seed else "tuned or pinned"
+    return plan_data(made) | {"schedule_is": origin, "decisions": decisions(made)}
 
 
 def source(library: Library, op: str, variant: str) -> str:
@@ -139,12 +141,13 @@ def _show_addresses(data: list[dict[str, Any]]) -> None:
 def _show_plan(data: dict[str, Any]) -> None:
     from kvgen.commands.explain_text import simple_answers
 
+    knobs = " ".join(f"{name}={value}" for name, value in data["schedule"].items())
     output.facts(
         {
             "entry": data["entry"],
             "template": data["template"],
             "variant": data["variant"] or "only one",
-            "schedule": " ".join(f"{k}={v}" for k, v in data["schedule"].items()) or "nothing to choose",
+            "schedule": f"{knobs} ({data['schedule_is']})" if knobs else "nothing to choose",
         }
     )
     output.table(("decision", "choice"), data["decisions"], title="Decisions")

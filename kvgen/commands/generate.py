@@ -17,8 +17,8 @@ from kvgen.commands.options import (
     Pins,
     SpecPath,
     TargetName,
+    assembled,
     chosen_ops,
-    read_pins,
     read_spec,
 )
 from kvgen.errors import ArgumentError
@@ -50,9 +50,7 @@ def run(
 
     Nothing is compiled. Files that kvgen did not write are neither deleted nor overwritten.
     """
-    from kvgen.builder import assemble
-
-    library = assemble(read_spec(spec), target, schedule=read_pins(pin))
+    library = assembled(read_spec(spec), target, pin)
     texts: dict[str, str] = {}
     kernels = []
     for name in chosen_ops(op):

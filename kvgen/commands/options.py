@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from kvgen.errors import ArgumentError, Diagnostic, SpecError
 if TYPE_CHECKING:
     from kvgen.ir import Spec
     from kvgen.ir.schedule import Knob
+    from kvgen.library import Library
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="A TOML file that describes the cache.")]
 TargetName = Annotated[
@@ -41,6 +43,17 @@ def read_spec(source: str) -> Spec:
     near = nearest_specs(path)
     hint = f"did you mean {' or '.join(near)}?" if near else "give the path of a TOML spec"
     raise SpecError([Diagnostic("SPEC", source, "no such file", hint)])
+
+
+def assembled(spec: Spec, target: str, pins: Sequence[str] | None = None) -> Library:
+    """The library that ``kvgen.build`` would make, with tuned schedules where there are any, not compiled."""
+    from kvgen.builder import assemble
+    from kvgen.tune.choose import UntunedWarning
+
+    with warnings.catch_warnings():
+        # A default schedule is no news to somebody who asks how a kernel is made.
+        warnings.simplefilter("ignore", UntunedWarning)
+        return assemble(spec, target, tune="cache", schedule=read_pins(pins))
 
 
 def nearest_specs(missing: Path) -> list[str]:

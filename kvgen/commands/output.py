@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Row = Sequence[object]
 
+NAME_WIDTH = 20
+"""Characters up to which a first column is kept whole on a narrow terminal."""
+
 
 def is_terminal() -> bool:
     """Whether a person reads the output as it appears."""
@@ -114,10 +117,13 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], right: Sequence[s
     from rich.text import Text
 
     frame: dict[str, Any] = {"box": box.SIMPLE_HEAD if columns else None, "show_edge": False}
-    made = Table(show_header=bool(columns), pad_edge=False, **frame)
+    made = Table(show_header=bool(columns), pad_edge=False, padding=(0, 1, 0, 0), **frame)
     for i, name in enumerate(columns or [""] * (len(rows[0]) if rows else 0)):
         options: dict[str, Any] = {"justify": "right", "no_wrap": True} if name in right else {}
-        made.add_column(Text(name), style="cyan" if i == 0 else "", overflow="fold", **options)
+        # Names are looked for: they are never squeezed to let a description have more room.
+        least = min(NAME_WIDTH, max((len(row[0]) for row in rows), default=0)) if i == 0 else None
+        style = "cyan" if i == 0 else ""
+        made.add_column(Text(name), style=style, overflow="fold", min_width=least, **options)
     for row in rows:
         made.add_row(*map(Text, row))
     console().print(made)

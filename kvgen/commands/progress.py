@@ -53,6 +53,7 @@ def _lines() -> Advance:
     def advance(stage: str, done: int, total: int, note: str) -> None:
         if [stage] != last:
             last[:] = [stage]
-            print(f"{stage} ({total})" if total > 1 else stage, file=sys.stderr, flush=True)
+            count = f" ({total})" if total > 1 else ""
+            print(f"{stage}{count or (note and f': {note}')}", file=sys.stderr, flush=True)
 
     return advance

@@ -17,8 +17,8 @@ from kvgen.commands.options import (
     Pins,
     SpecPath,
     TargetName,
+    assembled,
     chosen_ops,
-    read_pins,
     read_spec,
 )
 from kvgen.commands.progress import Advance, progress
@@ -41,9 +41,7 @@ def run(
     """
     ops = chosen_ops(op)
     loaded = read_spec(spec)
-    from kvgen.builder import assemble
-
-    library = assemble(loaded, target, tune="off", schedule=read_pins(pin))
+    library = assembled(loaded, target, pin)
     require_device(library.target)
     with progress(quiet=as_json) as advance:
         rows = list(verdicts(library, ops, advance))

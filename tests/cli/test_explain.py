@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import kvgen
-from kvgen.builder import assemble
 from kvgen.commands.explain import STAGES
+from kvgen.commands.options import assembled, read_spec
 from kvgen.ir.plan import OPS
 
 INT8 = "examples/llama3-8b-int8.toml"
@@ -21,7 +21,7 @@ def test_all_stages_but_resources(kvgen_json: Any, target: str) -> None:
     assert [name for name in STAGES if name in data] == ["ir", "record", "address", "plan", "source"]
     assert kvgen.load_spec({k: v for k, v in data["ir"].items() if k != "hash"}).hash == data["hash"]
     assert data["plan"]["entry"] in data["source"] or target != "cpu-avx512"
-    assert data["source"] == assemble(INT8, target).source("decode")
+    assert data["source"] == assembled(read_spec(INT8), target).source("decode")
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvgen
-from kvgen.builder import assemble
+from kvgen.commands.options import assembled, read_spec
 from kvgen.ir.plan import OPS
 
 INT8, BF16 = "examples/llama3-8b-int8.toml", "examples/llama3-8b-bf16.toml"
@@ -26,7 +26,7 @@ def test_sources_and_manifest(kvgen_json: Any, tmp_path: Path, target: str, suff
         [*(f"{op}.{suffix}" for op in OPS), "manifest.json"]
     )
     assert kvgen.load_spec(manifest["spec"]).hash == manifest["hash"]
-    library = assemble(INT8, target)
+    library = assembled(read_spec(INT8), target)
     for kernel in manifest["kernels"]:
         text = (tmp_path / "out" / kernel["file"]).read_text()
         assert text == library.source(kernel["op"])

@@ -50,7 +50,7 @@ def imported(root: Path, *words: str) -> list[str]:
     return done.stderr.splitlines()[-1].split()[1:]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["list", "--help"], ["explain", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["list", "--help"], ["tune", "--help"]])
 def test_help_imports_nothing_heavy(repo_root: Path, words: list[str]) -> None:
     assert imported(repo_root, *words) == []
 
@@ -104,6 +104,6 @@ def test_module_and_version(kvgen_process: Any) -> None:
 
     assert kvgen_process("--version").stdout == f"kvgen {kvgen.__version__}\n"
     help_text = kvgen_process("--help").stdout
-    for command in ("list", "show", "explain", "generate", "verify", "doctor"):
+    for command in ("tune", "list", "show", "explain", "generate", "verify", "doctor"):
         assert f"  {command} " in help_text
     assert "\x1b" not in help_text

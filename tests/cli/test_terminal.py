@@ -53,11 +53,11 @@ def test_fits_the_width(repo_root: Path, columns: int, words: list[str]) -> None
 
 
 def test_source_is_coloured_and_otherwise_untouched(repo_root: Path) -> None:
-    from kvgen.builder import assemble
+    from kvgen.commands.options import assembled, read_spec
 
     text = on_terminal(repo_root, 80, "explain", INT8, "--stage", "source")
     assert "\x1b[" in text
-    assert plain(text).rstrip("\n") == assemble(INT8).source("decode").rstrip("\n")
+    assert plain(text).rstrip("\n") == assembled(read_spec(INT8), "cpu").source("decode").rstrip("\n")
 
 
 def test_json_has_no_colours(repo_root: Path) -> None:

@@ -54,11 +54,11 @@ def test_a_wrong_kernel_fails(kvgen: Any, kvgen_json: Any, monkeypatch: pytest.M
 
 
 def test_verdicts_are_what_the_check_says(kvgen_json: Any) -> None:
-    from kvgen.builder import assemble
+    from kvgen.commands.options import assembled, read_spec
 
     (row,) = kvgen_json("verify", BF16, "--op", "copy")["verdicts"]
     del row["seconds"]
-    assert row == asdict(check.check_op(assemble(BF16), "copy"))
+    assert row == asdict(check.check_op(assembled(read_spec(BF16), "cpu"), "copy"))
 
 
 def test_a_device_that_is_not_here(kvgen: Any) -> None:

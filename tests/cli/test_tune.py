@@ -1,0 +1,120 @@
+"""``kvgen tune``: the report as text and JSON, from a tuner that is replaced, and once for real."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen.commands.tune import changes, duration, scaled
+from kvgen.errors import UnsupportedError
+from kvgen.ir import Schedule
+from kvgen.tune import tuner
+from kvgen.tune.outcome import BucketReport, OpReport, Step, TuneReport
+
+DONE = "decode: done: best 87.3 us, default 200 us"
+INT8 = "examples/llama3-8b-int8.toml"
+
+
+def report(how: str = "measured") -> TuneReport:
+    default, winner = Schedule.of({"tile": 32, "heads": 8}), Schedule.of({"tile": 64, "heads": 8})
+    buckets = (
+        BucketReport("1x512", default, 100e-6, 50e-6),
+        BucketReport("8x4096", winner, 1234567e-6, None),
+    )
+    decode = OpReport(
+        "decode", how, False, default, winner, 200e-6, 100e-6,
+        {"ok": 7, "wrong": 2, "duplicate": 3}, 12.0, buckets,
+    )  # fmt: skip
+    kept = OpReport("copy", how, True, default, default, 9.87e-6, 9.87e-6, {}, 0.0, ())
+    return TuneReport("llama3-8b-int8", "24a5bc15" + 56 * "0", "cpu-avx2", "quick", 12.3, (decode, kept))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asked of the tuner, which answers at once."""
+    seen: dict[str, Any] = {}
+
+    def tune(spec: Any, target: str, *, progress: Any, **given: Any) -> TuneReport:
+        seen.update(given, spec=spec, target=target)
+        progress(Step("decode", "compile", 0, 12))
+        progress(Step("decode", "race", 3, 12, 100e-6, 200e-6))
+        progress(Step("decode", "done", 1, 6, 87.3e-6, 200e-6))
+        return report("predicted" if target == "sm_90" else "measured")
+
+    monkeypatch.setattr(tuner, "tune", tune)
+    return seen
+
+
+def test_one_row_for_each_op(kvgen: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+    result = kvgen("tune", INT8, "--cache-dir", tmp_path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    (decode,) = (line for line in lines if line.startswith("decode") and "tile" in line)
+    assert decode.split() == ["decode", "200", "100", "2.00x", "12/7/2", "measured", "tile", "32->64"]
+    (copy,) = (line for line in lines if line.startswith("copy"))
+    assert copy.split() == ["copy", "9.87", "9.87", "1.00x", "-", "kept", "nothing"]
+    assert "decode  8x4096     1,234,567         -         -" in result.stdout
+    assert "Failed candidates: 2 wrong" in result.stdout
+    assert f"Winners are kept in {tmp_path}/cpu-avx2" in result.stdout
+    assert result.stderr.splitlines() == ["decode: compile (12)", "decode: race (12)", DONE]
+
+
+def test_predictions_are_not_times(kvgen: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+    text = kvgen("tune", INT8, "--target", "sm_90", "--cache-dir", tmp_path).stdout
+    assert "default ps" in text and "Predicted: ps per KV token" in text and " us" not in text
+
+
+def test_what_the_tuner_is_asked(
+    kvgen: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kvgen(
+        "tune", INT8, "--op", "decode,copy", "--pin", "decode.tile=64", "--cache-dir", tmp_path, "-t", "sm_90"
+    )
+    assert asked["ops"] == ("decode", "copy") and asked["pins"] == {"decode": {"tile": 64}}
+    assert asked["effort"] == "quick" and asked["cache_dir"] == tmp_path
+    assert asked["target"] == "sm_90" and asked["spec"].hash8 == "24a5bc15"
+    monkeypatch.setenv("KVGEN_AUTOTUNE_EFFORT", "full")
+    kvgen("tune", INT8)
+    assert asked["effort"] == "full" and asked["cache_dir"] is None
+
+
+def test_json(kvgen_json: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+    data = kvgen_json("tune", INT8, "--cache-dir", tmp_path)
+    assert data == json.loads(json.dumps(report().to_dict())) | {"stored": str(tmp_path / "cpu-avx2")}
+
+
+def test_refusals(
+    kvgen: Any, kvgen_json: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvgen("tune", INT8, "--effort", "some").exit_code == 2
+    assert kvgen("tune", INT8, "--pin", "tile=3").exit_code == 2
+    assert asked == {}
+
+    def refuse(*args: Any, **given: Any) -> TuneReport:
+        raise UnsupportedError("not on this target")
+
+    monkeypatch.setattr(tuner, "tune", refuse)
+    assert kvgen_json("tune", INT8, exit_code=2)["error"]["type"] == "UnsupportedError"
+
+
+def test_words() -> None:
+    schedule = Schedule.of({"tile": 32, "ids": "ahead"})
+    assert changes(schedule, schedule) == "nothing"
+    assert changes(schedule, schedule.replace(ids="inline", tile=64)) == "ids ahead->inline, tile 32->64"
+    found = [scaled(x, 1e-6) for x in (None, 1.2345e-6, 99.94e-6, 1.2345e-3)]
+    assert found == ["-", "1.23", "99.9", "1,234"]
+    assert [duration(x) for x in (2.0, 1.5e-3, 87.3e-6, 2.45e-13)] == ["2 s", "1.5 ms", "87.3 us", "0.245 ps"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="kernels run through torch")
+def test_for_real(kvgen_json: Any, tmp_path: Path) -> None:
+    """The op with the least to try, on this CPU: proven, timed, and found again."""
+    data = kvgen_json("tune", INT8, "--op", "merge", "--cache-dir", tmp_path)
+    (merge,) = data["ops"]
+    assert merge["how"] == "measured" and merge["winner_s"] > 0 and not merge["cached"]
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+    assert kvgen_json("tune", INT8, "--op", "merge", "--cache-dir", tmp_path)["ops"][0]["cached"]
