@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import doctor, explain, generate, listing, show, tune, verify
+from kvgen.commands import bench, doctor, explain, generate, listing, show, tune, verify
 from kvgen.commands.failures import guarded
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain.run,
     "generate": generate.run,
     "verify": verify.run,
+    "bench": bench.run,
     "doctor": doctor.run,
 }
 """Every command, in the order in which help shows them."""
