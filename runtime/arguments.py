@@ -46,6 +46,22 @@ def need(
         )
 
 
+def need_workspace(workspace: Any, nbytes: int, device: Any) -> None:
+    """Refuse a workspace that is too small, elsewhere, scattered, or off the boundaries kernels rely on."""
+    if not hasattr(workspace, "data_ptr"):
+        raise ArgumentError(f"workspace = {workspace!r}: give a torch tensor")
+    if workspace.nbytes < nbytes:
+        raise ArgumentError(
+            f"workspace: {workspace.nbytes} bytes, but this call needs {nbytes}; see workspace_bytes()"
+        )
+    if workspace.device != device:
+        raise ArgumentError(f"workspace: on {workspace.device}, but the cache is on {device}")
+    if not workspace.is_contiguous():
+        raise ArgumentError("workspace: not contiguous; give for example torch.empty(n, dtype=torch.uint8)")
+    if workspace.data_ptr() % 16:
+        raise ArgumentError("workspace: starts at an address that is no multiple of 16 bytes")
+
+
 def check_lens(kv_lens: Any, table: Any, page_size: int) -> None:
     """Lengths must lie between 0 and what a row of the page table can hold."""
     lens = kv_lens.numpy()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,9 @@ from kvgen.runtime import arguments as check
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
 
-if TYPE_CHECKING:
-    import torch
-
 
 class AttentionOps(OpsBase):
     """``decode`` and ``prefill``."""
-
-    _workspace: torch.Tensor | None = None
 
     def decode(
         self,
@@ -45,9 +41,9 @@ class AttentionOps(OpsBase):
         """
         variant = "single" if q_starts_B1 is None else "multi"
         values = self._attention(
-            q_BHD, cache, page_table_BP, kv_lens_B, q_starts_B1, out, lse, scale, params, num_threads
+            q_BHD, cache, page_table_BP, kv_lens_B, q_starts_B1, scale, params, num_threads
         )
-        return self._run("decode", variant, values, workspace)
+        return self._run("decode", variant, values, out, lse, workspace)
 
     def prefill(
         self,
@@ -70,9 +66,29 @@ class AttentionOps(OpsBase):
         ``decode``.
         """
         values = self._attention(
-            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, out, lse, scale, params, num_threads
+            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, scale, params, num_threads
         )
-        return self._run("prefill", "", values, workspace)
+        return self._run("prefill", "", values, out, lse, workspace)
+
+    def workspace_bytes(
+        self,
+        op: str,
+        q_THD: Tensor,
+        cache: Cache,
+        page_table_BP: Tensor,
+        kv_lens_B: Tensor,
+        q_starts_B1: Tensor | None = None,
+        *,
+        num_threads: int | None = None,
+    ) -> int:
+        """Bytes that ``workspace=`` must hold for ``decode`` or ``prefill`` with these arguments."""
+        if op not in ("decode", "prefill"):
+            raise ArgumentError(f"op = {op!r}: only decode and prefill take a workspace")
+        variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
+        values = self._attention(
+            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, None, None, num_threads
+        )
+        return self.kernel(op, variant).workspace(values) if q_THD.shape[0] else 0
 
     def _attention(
         self,
@@ -81,8 +97,6 @@ class AttentionOps(OpsBase):
         table: Tensor,
         kv_lens: Tensor,
         q_starts: Tensor | None,
-        out: Tensor | None,
-        lse: Tensor | None,
         scale: float | None,
         params: Mapping[str, Tensor] | None,
         num_threads: int | None,
@@ -99,7 +113,6 @@ class AttentionOps(OpsBase):
         scale = att.scale if scale is None else float(scale)
         if not (math.isfinite(scale) and scale > 0):
             raise ArgumentError(f"scale = {scale!r}: give a positive finite number, or None for {att.scale}")
-        out, lse = self._outputs(out, lse, q.shape[0], q.dtype, cache.device)
         return {
             **cache.arguments(),
             "q": q,
@@ -109,7 +122,6 @@ class AttentionOps(OpsBase):
             "page_table": table,
             "table_stride": table.stride(0),
             "kv_lens": kv_lens,
-            **output_values(out, lse),
             "batch": kv_lens.shape[0],
             "max_q_len": max_q_len,
             "table_width": table.shape[1],
@@ -138,7 +150,7 @@ class AttentionOps(OpsBase):
         if cache.device.type != "cpu":
             return total if q_starts is not None else 1
         q_lens = np.diff(q_starts.numpy()) if q_starts is not None else np.ones(batch, np.int32)
-        if self._checks_values(cache) and batch:
+        if self._checks_values(cache):
             page = self.spec.cache.page_size
             check.check_lens(kv_lens, table, page)
             if q_starts is not None:
@@ -151,30 +163,41 @@ class AttentionOps(OpsBase):
         return int(q_lens.max()) if batch else 0
 
     def _run(
-        self, op: str, variant: str, values: dict[str, Any], workspace: Tensor | None
+        self,
+        op: str,
+        variant: str,
+        values: dict[str, Any],
+        out: Tensor | None,
+        lse: Tensor | None,
+        workspace: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        out, lse = values["out"], values["lse"]
+        q = values["q"]
+        out, lse = self._outputs(out, lse, q.shape[0], q.dtype, q.device)
+        values |= output_values(out, lse)
         if out.shape[0] == 0:
             return out, lse
         kernel = self.kernel(op, variant)
         need = kernel.workspace(values)
         if workspace is None:
             workspace = self._scratch(need, out.device)
-        elif workspace.numel() * workspace.element_size() < need:
-            given = workspace.numel() * workspace.element_size()
-            raise ArgumentError(
-                f"workspace: {given} bytes, but this call needs {need}; see workspace_bytes()"
-            )
+        else:
+            check.need_workspace(workspace, need, out.device)
         values["workspace"] = workspace
         kernel.launch(values)
         return out, lse
 
     def _scratch(self, nbytes: int, device: Any) -> Tensor:
-        """The library's own workspace, grown as calls need it and kept."""
+        """Workspace for a call that brought none.
+
+        On the CPU the library keeps one for each thread, because kernels run without the interpreter lock.
+        On a GPU torch's allocator is asked each time: it knows which stream still uses what.
+        """
         import torch
 
-        held = self._workspace
-        if held is None or held.numel() < nbytes or held.device != device:
-            held = torch.empty(max(nbytes, 64), dtype=torch.uint8, device=device)
-            self._workspace = held
+        if device.type != "cpu":
+            return torch.empty(max(nbytes, 64), dtype=torch.uint8, device=device)
+        local = self.__dict__.setdefault("_workspaces", threading.local())
+        held: Tensor = getattr(local, "held", None)
+        if held is None or held.numel() < nbytes:
+            held = local.held = torch.empty(max(nbytes, 64), dtype=torch.uint8)
         return held

@@ -58,12 +58,12 @@ class OpsBase:
 
     def _own(self, cache: Cache) -> None:
         if not isinstance(cache, Cache):
-            raise ArgumentError(f"cache = {cache!r}: give what new_cache() or adopt() returned")
+            raise ArgumentError(f"cache: a {type(cache).__name__}; give what new_cache() or adopt() returned")
         if cache.spec.hash != self.spec.hash:
-            mine, its = self.spec.cache.layout, cache.spec.cache.layout
+            its, mine = (f"{spec.hash8} ('{spec.cache.layout}')" for spec in (cache.spec, self.spec))
             raise ArgumentError(
-                f"cache: made for spec {cache.spec.hash8} ('{its}'), but this library reads {self.spec.hash8} "
-                f"('{mine}'); the layout is part of a cache's value: use the library that made it"
+                f"cache: made for spec {its}, but this library reads {mine}; "
+                "the layout is part of a cache's value: use the library that made it"
             )
 
     def _checks_values(self, cache: Cache) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Plane, Spec
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,14 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
     missing = [name for name in names if planes.get(name) is None]
     if missing:
         raise ArgumentError(f"{missing[0]}: missing; adopt() needs {', '.join(names)}")
-    pages = {name: planes[name].shape[_page_axis(record.plane(name))] for name in names if planes[name].dim()}
+    for plane in record.planes:
+        tensor = planes[plane.name]
+        if not hasattr(tensor, "data_ptr"):
+            raise ArgumentError(f"{plane.name} = {tensor!r}: give a torch tensor")
+        if tensor.dim() != len(plane.axes):
+            axes = " ".join(str(placed.axis) for placed in plane.axes)
+            raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but its axes are '{axes}'")
+    pages = {name: planes[name].shape[_page_axis(record.plane(name))] for name in names}
     num_pages = min(pages.values(), default=0)
     for plane in record.planes:
         _check_adopted(plane, planes[plane.name], num_pages, pages)
@@ -218,9 +226,10 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any], device: str) -> dict[s
         tensor = torch.as_tensor(scales[side], dtype=torch.float32, device=device).reshape(-1).contiguous()
         if tensor.numel() != count:
             raise ArgumentError(f"scales[{side!r}]: {tensor.numel()} values, but the spec has {count}")
-        if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+        # Below that, 1 / scale is no number to round with.
+        if not bool((torch.isfinite(tensor) & (tensor >= ZERO_BLOCK_AMAX)).all()):
             raise ArgumentError(
-                f"scales[{side!r}] = {tensor.tolist()}: every scale must be finite and positive"
+                f"scales[{side!r}] = {tensor.tolist()}: every scale must be finite and at least 2**-100"
             )
         found[f"{side}_scale"] = tensor
     return found

@@ -1,0 +1,63 @@
+"""Who runs a test: the oracle, every row of the CPU backend, and the Triton templates in the interpreter.
+
+One library for each (engine, spec, schedule), compiled at -O1: kernels compile on first use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvgen.backends.cpu import isa
+from kvgen.backends.cpu.backend import CpuBackend
+from kvgen.builder import assemble, resolve_target
+from kvgen.ir import Spec, Target
+from kvgen.library import Library
+from tests.support.oracle import OracleLibrary
+
+CPU_ROWS = ("avx512-bf16", "avx512", "avx2", "portable")
+"""Rows of the CPU backend. ``avx512-bf16`` multiplies pairs of bf16; ``avx512`` is the same CPU without."""
+
+ENGINES = ("oracle", *CPU_ROWS, "interpret")
+
+
+def engine_params(names: tuple[str, ...] = ENGINES) -> list[Any]:
+    """``pytest.param`` for each engine, skipped where the CPU lacks the row."""
+    marks = {name: [pytest.mark.isa(name.split("-")[0])] for name in CPU_ROWS}
+    marks["avx512-bf16"].append(pytest.mark.isa("bf16"))
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
+
+
+def cpu_target(row: str) -> Target:
+    """The target of a row of ``CPU_ROWS``, with no more features than the row's name says."""
+    name, _, feature = row.partition("-")
+    target = resolve_target(f"cpu-{name}")
+    return dataclasses.replace(target, features=(feature,) if feature else ())
+
+
+def cpu_library(spec: Spec, row: str, schedule: Mapping[str, Any] | None = None, **options: Any) -> Library:
+    """An uncompiled library for a row; ``options`` go to ``CpuBackend``."""
+    target = cpu_target(row)
+    backend = CpuBackend(**{"opt": "-O1", **options})
+    found = assemble(spec, f"cpu-{isa.ROWS[target.arch].name}", schedule=schedule, backend=backend)
+    found.target = target
+    return found
+
+
+_libraries: dict[tuple[Any, ...], Any] = {}
+
+
+def library(engine: str, spec: Spec, schedule: Mapping[str, Any] | None = None) -> Any:
+    """The library of ``engine`` for ``spec``. ``schedule`` pins knobs; the oracle has none."""
+    key = (engine, spec.hash, repr(schedule))
+    if key not in _libraries:
+        if engine == "oracle":
+            _libraries[key] = OracleLibrary(spec)
+        elif engine == "interpret":
+            _libraries[key] = assemble(spec, "interpret", schedule=schedule)
+        else:
+            _libraries[key] = cpu_library(spec, engine, schedule)
+    return _libraries[key]
