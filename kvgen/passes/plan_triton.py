@@ -7,6 +7,7 @@ The parts live in ``plan_triton_*``: ``types`` (what dots compute in), ``parts``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvgen.errors import UnsupportedError
@@ -38,7 +39,7 @@ def plan_triton(
     variant = variant or VARIANTS[op][0]
     if variant not in VARIANTS[op]:
         raise UnsupportedError(f"{op} has no variant {variant!r}; known: {', '.join(VARIANTS[op])}")
-    addresses = lower_addresses(spec, record)
+    addresses = dict(lower_addresses(spec, record))
     args = tuple(arg for arg in op_args(op, spec, record, variant) if arg.name != "num_threads")
     answers: dict[str, Any]
     constants: tuple[Constant, ...]
@@ -50,6 +51,11 @@ def plan_triton(
     else:
         answers, constants, facts = row_answers(op, spec, record, schedule, target, variant, args)
     strides = () if op in ("merge", "copy") else stride_constants(addresses)
+    if "codec" in answers and answers["codec"].v_words:
+        strides = tuple(
+            replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith("V_STRIDE") else c
+            for c in strides
+        )
     return KernelPlan(
         op=op,
         variant=variant,

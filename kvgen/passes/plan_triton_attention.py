@@ -6,6 +6,7 @@ head, so decode and prefill are the same loop; decode adds the cut of the keys i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,16 +15,17 @@ from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.passes.address import Address
 from kvgen.passes.lower import fold_site
+from kvgen.passes.plan_triton_codec import INT8_WIDTH, Codec, codec_for, word_address, word_plane
 from kvgen.passes.plan_triton_mask import Mask, mask_for, segments
 from kvgen.passes.plan_triton_pages import View, lookup_for
-from kvgen.passes.plan_triton_parts import Entry, params, scalar, split_d
+from kvgen.passes.plan_triton_parts import MIN_WIDTH, Entry, params, scalar, split_d
 from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text
 
 DECODE_ROWS = 8
 """Longest query that decode is meant for (longer ones run, in more row tiles)."""
 
 SPLIT_ROW = "SPLIT_ROW"
-"""Floats of one split's partial state in the workspace: the output, then its logsumexp, padded to 16 bytes."""
+"""Constant: floats of one split's state in the workspace, its output and logsumexp padded to 16 bytes."""
 
 
 def attention_answers(
@@ -37,17 +39,28 @@ def attention_answers(
     att = spec.attention
     ragged = op == "prefill" or variant == "multi"
     tile, rows = schedule.int("tile"), row_tile(op, spec, schedule, ragged)
-    lookup, mask = lookup_for(spec.cache.page_size, tile), mask_for(spec, ragged=ragged)
-    k_parts, v_parts = split_d(att.head_dim), split_d(att.v_head_dim)
+    lookup, mask = lookup_for(spec.cache.page_size, tile, target), mask_for(spec, ragged=ragged)
+    codec = codec_for(spec, target, record.plane("v"))
+    if codec.v_words:
+        words = word_plane(record.plane("v"))
+        assert words is not None
+        addresses["v"] = word_address(words)
+    k_parts = split_d(att.head_dim, INT8_WIDTH if codec.digits else MIN_WIDTH)
+    v_parts = split_d(att.v_head_dim, INT8_WIDTH if codec.v_words else MIN_WIDTH)
     qk, pv = qk_dot(spec, target), pv_dot(spec, target)
+    parts = {"k": k_parts, "v": v_parts}
     views = {
         plane.name: View(
-            plane.name, addresses[plane.name], lookup, {"k": k_parts, "v": v_parts}.get(plane.name, ())
+            plane.name,
+            addresses[plane.name],
+            lookup,
+            parts.get(plane.name, ()),
+            len(codec.lanes) if plane.name == "v" else 1,
         )
         for plane in record.planes
     }
     fold = {side: fold_site(spec, side) for side in ("k", "v")}
-    folded = bool(schedule["fold_rows"]) and not ragged and att.group <= 8
+    folded = not ragged and att.group <= 8 and bool(schedule["fold_rows"])
     answers: dict[str, Any] = {
         "ragged": ragged,
         "rows": rows,
@@ -60,6 +73,10 @@ def attention_answers(
         "views": views,
         "k_parts": k_parts,
         "v_parts": v_parts,
+        "codec": codec,
+        "v_strides": [t.stride_name for t in addresses["v"].terms if t.stride is None]
+        if codec.v_words
+        else [],
         "qk": qk,
         "pv": pv,
         "k_fold": fold["k"],
@@ -69,14 +86,17 @@ def attention_answers(
         "sum_late": op == "decode",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
-        "head_of_row": _head_of_row(att.group, ragged, rows),
+        "head_of_row": _head_of_row(att.group, ragged),
         "row_tiles": 1 if ragged else -(-att.group // rows),
         "live": _live(att.group, ragged, rows),
         "to_out": partial(store_text, dtype=att.q_dtype, target=target),
         "summary": _summary(spec, op, ragged),
-        "kernels": _entries(op, args, schedule, ragged),
+        "kernels": _entries(op, args, schedule, ragged, codec),
     }
-    constants = [
+    constants = []
+    if codec.digits:
+        constants.append(Constant("DIGIT", codec.digits, "low digits per high digit of q"))
+    constants += [
         Constant("GROUP", att.group, "query heads that share one KV head"),
         Constant("KV_HEADS", att.kv_heads, "KV heads"),
         Constant("ROWS", rows, "query rows of a tile: (token, head of the group) packed"),
@@ -95,7 +115,7 @@ def attention_answers(
             Constant("SPLIT_TOKENS", split, "keys of a split"),
             Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),
             Constant(SPLIT_ROW, split_row(spec), "floats of a split's state: output, then logsumexp"),
-            Constant("MERGE_ROWS", schedule.int("merge_rows"), "rows that one program merges"),
+            Constant("MERGE_ROWS", 16 if target.interpreted else 1, "rows that one program merges"),
         ]
     facts = (
         Fact(f"pages are looked up by {lookup.kind}", f"page {spec.cache.page_size}, tile {tile}"),
@@ -128,13 +148,14 @@ def _summary(spec: Spec, op: str, ragged: bool) -> tuple[str, ...]:
     rules += [f"window of {att.window} earlier keys"] if att.window is not None else []
     keys = f" ({', '.join(rules)})" if rules else ""
     lines = [
-        f"{att.q_heads} query heads over {att.kv_heads} KV heads of {att.head_dim} elements{keys}; q {att.q_dtype},",
-        f"K {cache.k.format}, V {cache.v.format}, pages of {cache.page_size} tokens laid out '{cache.layout}'.",
+        f"{att.q_heads} query heads over {att.kv_heads} KV heads of {att.head_dim} elements{keys}.",
+        f"q {att.q_dtype}, K {cache.k.format}, V {cache.v.format}.",
+        f"Pages of {cache.page_size} tokens laid out '{cache.layout}'.",
     ]
     if op == "decode":
         lines += [
-            "One program attends to one split of a request's keys with all query rows of a KV head and leaves the",
-            "state (out, lse) in the workspace; merge_splits joins the states. Logsumexp is base 2.",
+            "One program attends to one split of a request's keys with one tile of query rows and leaves",
+            "the state (out, lse) in the workspace; merge_splits joins the states. Logsumexp is base 2.",
         ]
     else:
         lines += ["One program attends with one tile of a request's query rows to all keys they see."]
@@ -153,11 +174,11 @@ def split_row(spec: Spec) -> int:
     return -(-(spec.attention.v_head_dim + 1) // 4) * 4
 
 
-def _head_of_row(group: int, ragged: bool, rows: int) -> str:
+def _head_of_row(group: int, ragged: bool) -> str:
     """The query head of each row of a tile."""
-    if group == 1:
-        return "head"
-    return "head * GROUP + row_M % GROUP" if ragged else "head * GROUP + row_M"
+    if not ragged:
+        return "head * GROUP + row_M"
+    return "head" if group == 1 else "head * GROUP + row_M % GROUP"
 
 
 def _live(group: int, ragged: bool, rows: int) -> str:
@@ -167,26 +188,27 @@ def _live(group: int, ragged: bool, rows: int) -> str:
     return "" if group % rows == 0 else "row_M < GROUP"
 
 
-def _entries(op: str, args: tuple[Arg, ...], schedule: Schedule, ragged: bool) -> tuple[Entry, ...]:
-    host_only = {"batch", "max_q_len", "table_width", "num_threads"}
-    names = [a.name for a in args if a.name not in host_only]
-    warps, stages = schedule.int("num_warps"), schedule.int("num_stages")
-    if op == "prefill":
-        return (Entry("prefill", params(args, [n for n in names if n != "workspace"]), warps, stages),)
-    outputs = [n for n in names if n.split("_stride_")[0] in ("out", "lse")]
-    split = params(args, [n for n in names if n not in outputs])
-    merge = params(args, [*outputs, "workspace", "kv_lens", *(["q_starts"] if ragged else [])])
-    floats = tuple(
-        type(p)(p.name, p.value, "*fp32", "f32: states of the splits, T x q_heads x splits x SPLIT_ROW")
-        if p.value == "workspace" else p
-        for p in split
-    )  # fmt: skip
-    merge_floats = tuple(
-        f
-        for p in merge
-        for f in (next(x for x in floats if x.name == p.name) if p.value == "workspace" else p,)
+def _entries(
+    op: str, args: tuple[Arg, ...], schedule: Schedule, ragged: bool, codec: Codec
+) -> tuple[Entry, ...]:
+    """The kernels of the module: prefill, or decode's split and merge."""
+    kinds = {"workspace": "*fp32"} | ({"v": "*i16"} if codec.v_words else {})
+    docs = {"workspace": "f32: states of the splits, T x q_heads x splits x SPLIT_ROW"}
+    docs |= {"v": "int8 as int16 words: v plane"} if codec.v_words else {}
+    every = tuple(
+        replace(p, kind=kinds.get(p.value, p.kind), doc=docs.get(p.value, p.doc)) for p in params(args)
     )
+    host_only = {"batch", "max_q_len", "table_width"}
+    outputs = {p.value for p in every if p.value.split("_stride_")[0] in ("out", "lse")}
+    # Rows of several queries do not fold, so their softmax takes about twice the registers.
+    warps = min(8, schedule.int("num_warps") * (2 if op == "decode" and ragged else 1))
+    stages = schedule.int("num_stages")
+    if op == "prefill":
+        own = tuple(p for p in every if p.value not in host_only | {"workspace"})
+        return (Entry("prefill", own, warps, stages),)
+    split = tuple(p for p in every if p.value not in host_only | outputs)
+    merge = tuple(p for p in every if p.value in outputs | {"workspace", "kv_lens", "q_starts"})
     return (
-        Entry("decode_split", floats, warps, stages),
-        Entry("merge_splits", (*merge_floats, scalar("num_splits", "splits of the grid")), 1, 4),
+        Entry("decode_split", split, warps, stages),
+        Entry("merge_splits", (*merge, scalar("num_splits", "splits of the grid")), 1, 4),
     )

@@ -49,7 +49,7 @@ def mask_for(spec: Spec, *, ragged: bool) -> Mask:
     if not ragged:  # the only query is the last token: causal hides nothing
         lo = "0" if window is None else "tl.maximum(kv_len - 1 - WINDOW, 0)"
         return Mask(lo, "kv_len", lo, "kv_len", (), window)
-    by_row = ("(key_T[None, :] <= pos_M[:, None])",) if att.causal else ()
+    by_row: tuple[str, ...] = ("(key_T[None, :] <= pos_M[:, None])",) if att.causal else ()
     by_row += () if window is None else ("(key_T[None, :] >= pos_M[:, None] - WINDOW)",)
     return Mask(
         kv_lo="0" if window is None else "tl.maximum(first_pos - WINDOW, 0)",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen.ir import Target
 from kvgen.passes.address import Address
 from kvgen.passes.plan_triton_parts import DPart
 
@@ -31,6 +32,8 @@ class Lookup:
     """Pages a tile spans (0 for ``flat``)."""
     page_size: int
     tile: int
+    page: str = "PAGE"
+    """Text of the page size where the first token of a tile, a plain number, meets ``%``."""
 
     def index(self, tile: str) -> str:
         """Columns of the page table for the tile starting at ``tile``."""
@@ -64,6 +67,12 @@ class View:
     lookup: Lookup
     parts: tuple[DPart, ...]
     """d-parts of a data plane; empty for scales."""
+    lanes: int = 1
+    """Elements of one loaded word: 2 where int8 is loaded as pairs."""
+
+    def d(self, part: DPart) -> str:
+        """Name of the element (or word) indices of a part."""
+        return f"{self.name}_{'w' if self.lanes > 1 else 'd'}{part.tag}_D"
 
     def setup(self) -> tuple[str, ...]:
         """Loop-invariant pointers."""
@@ -76,7 +85,7 @@ class View:
     def locate(self) -> str:
         """Where the tile's pages (or rows) start, in elements, 64-bit."""
         page = self.address.triton(page=self.lookup.ids)
-        tok = {"pages": "", "page": "(tile % PAGE)", "flat": self._slot()}[self.lookup.kind]
+        tok = {"pages": "", "page": f"(tile % {self.lookup.page})", "flat": self._slot()}[self.lookup.kind]
         if self.lookup.kind == "page" and self.lookup.page_size == self.lookup.tile:
             tok = ""  # the tile is the page
         return f"{self._at} = {self._sum(page, self.address.triton(tok=tok) if tok else '0')}"
@@ -90,7 +99,7 @@ class View:
                 if kind == "pages"
                 else f"{fixed} + {self._at}"
             )
-        width = next(p.width for p in self.parts if p.tag == tag)
+        width = next(p.width for p in self.parts if p.tag == tag) // self.lanes
         if kind == "pages":
             return f"tl.reshape({fixed}[None, :, :] + {self._at}[:, None, None], [TILE, {width}])"
         return f"{fixed} + {self._at}" if kind == "page" else f"{fixed}[None, :] + {self._at}[:, None]"
@@ -108,7 +117,7 @@ class View:
         return f"{self.name}_{place}{tag}_{shape}".rstrip("_")
 
     def _interior(self, part: DPart) -> str:
-        d = f"{self.name}_d{part.tag}_D"
+        d = self.d(part)
         if self.lookup.kind == "flat":
             return self.address.triton(d=d)
         tok = "tok_P[:, None]" if self.lookup.kind == "pages" else "tok_T[:, None]"
@@ -122,10 +131,12 @@ class View:
         return " + ".join(term for term in terms if term != "0") or "0"
 
 
-def lookup_for(page_size: int, tile: int) -> Lookup:
+def lookup_for(page_size: int, tile: int, target: Target) -> Lookup:
     """The way that fits; ``tile`` is a power of two."""
     if page_size == 1 or page_size & (page_size - 1):
         return Lookup("flat", "ids_T", 0, page_size, tile)
     if page_size >= tile:
-        return Lookup("page", "page_id", 1, page_size, tile)
+        # Interpreted, a loop counts in Python's integers, which know no % by a constexpr.
+        page = str(page_size) if target.interpreted else "PAGE"
+        return Lookup("page", "page_id", 1, page_size, tile, page)
     return Lookup("pages", "ids_N", tile // page_size, page_size, tile)

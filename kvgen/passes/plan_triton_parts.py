@@ -32,11 +32,10 @@ class DPart:
         """Whether the tile is wider than what exists."""
         return self.valid < self.width
 
-    @property
-    def index(self) -> str:
-        """The element indices of the tile."""
-        span = f"tl.arange(0, {self.width})"
-        return f"{self.start} + {span}" if self.start else span
+    def index(self, lanes: int = 1) -> str:
+        """The element indices of the tile, or those of words of ``lanes`` elements."""
+        span = f"tl.arange(0, {self.width // lanes})"
+        return f"{self.start // lanes} + {span}" if self.start else span
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ class Entry:
     """Whether a*b+c may become one FMA: never where bytes must equal the oracle's."""
 
 
-def split_d(size: int, widest: int = 512) -> tuple[DPart, ...]:
+def split_d(size: int, narrowest: int = MIN_WIDTH) -> tuple[DPart, ...]:
     """A head's elements as tiles: 72 = 64 + 8 of 16; 576 = 512 + 64."""
-    parts = d_parts(size, widest, MIN_WIDTH)
+    parts = d_parts(size, 512, narrowest)
     return tuple(
         DPart("" if len(parts) == 1 else str(i), p.start, p.width, p.valid) for i, p in enumerate(parts)
     )

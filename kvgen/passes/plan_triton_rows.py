@@ -168,10 +168,11 @@ def _copy(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, va
 
 
 def _runs(plane: Plane) -> tuple[Run, list[Constant]]:
-    """Digits of an element's number within a page, dense axes joined: padding between runs is never touched."""
+    """An element's number within a page as digits, dense axes joined; padding is never touched."""
     name = plane.name.upper()
     inside = sorted(plane.inside, key=lambda a: a.stride.fixed)
-    run, rest = 1, []
+    run = 1
+    rest: list[tuple[int, int, str]] = []
     for axis in inside:
         extent, stride = axis.extent or 1, axis.stride.fixed // plane.itemsize
         if stride == run and not rest:

@@ -1,8 +1,8 @@
 """Number types of a Triton kernel: what each dot computes in, and the texts that convert to it.
 
-Products are exact wherever the operand type holds both sides: int8 codes fit bf16 and f16, and both 16-bit
-floats fit tf32 (8 exponent and 10 mantissa bits), which is what a cache of another 16-bit type than the
-query gets. Sums are f32 always.
+Products are exact wherever one operand type holds both sides: both 16-bit floats fit tf32 (8 exponent and
+10 mantissa bits), which serves a cache of another 16-bit type than the query's. For int8 codes see
+``plan_triton_codec``. Sums are f32 always.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dot:
     """How one of the two products of attention is computed."""
 
     compute: str
-    """Type both operands are brought to: ``bf16``, ``f16`` or ``f32``."""
+    """Type both operands are brought to: ``bf16``, ``f16``, ``f32``, or ``int8`` for q in two digits."""
     precision: str
     """``input_precision`` of an f32 product: ``tf32``, ``ieee``; empty for 16-bit operands."""
     left: str
@@ -48,7 +48,9 @@ class Dot:
 def qk_dot(spec: Spec, target: Target) -> Dot:
     """q . k: q and the stored K meet in a type that holds both."""
     q, k = spec.attention.q_dtype, spec.cache.k.fmt.storage
-    compute, precision = _common(q, k)
+    if k == "int8" and q != "f32":
+        return Dot("int8", "", widen_text(q, "f32", target), "{}")  # q is split into digits from f32
+    compute, precision = _common(q, k, target)
     if target.interpreted and compute == "bf16":
         compute, precision = "f32", "ieee"
     return Dot(compute, precision, widen_text(q, compute, target), widen_text(k, compute, target))
@@ -60,7 +62,7 @@ def pv_dot(spec: Spec, target: Target) -> Dot:
     if v == "f16" and q == "bf16":
         compute, precision = "f16", ""  # V exactly, and weights finer than bf16
     else:
-        compute, precision = _common(q, v)
+        compute, precision = _common(q, v, target)
     if target.interpreted and compute == "bf16":
         # The interpreter multiplies bf16 as if the bits were integers: keep the values, widen the type.
         return Dot("f32", "ieee", "from_bf16(to_bf16({}))", widen_text(v, "f32", target))
@@ -95,10 +97,14 @@ def needs_casts(target: Target, *dtypes: str) -> bool:
     return target.interpreted and "bf16" in dtypes
 
 
-def _common(q: str, stored: str) -> tuple[str, str]:
+def _common(q: str, stored: str, target: Target) -> tuple[str, str]:
     """The operand type that holds a query of type ``q`` and stored elements exactly."""
     if q == "f32":
-        return "f32", "ieee"
-    if stored in (q, "int8"):
+        # AMD's matrix cores multiply f32. NVIDIA's do not: three tf32 products give 22 bits, within 2e-6,
+        # where plain FMAs would hold a whole row of q in each thread's registers and spill.
+        return "f32", "ieee" if target.interpreted or target.arch.startswith("gfx") else "tf32x3"
+    if stored == "int8":
+        return "f16", ""
+    if stored == q:
         return q, ""
     return "f32", "tf32"

@@ -131,7 +131,7 @@ def _check_promises(plan: KernelPlan, values: Values) -> None:
     """What the compiled code rests on: 16-byte addresses and strides that keep rows on them."""
     named = {arg.name: arg for arg in plan.args}
     for name in sorted(plan.answers["aligned"] & set(named)):
-        value = values.get(name)
+        value: Any = values.get(name)
         if named[name].kind == "ptr" and is_tensor(value):
             address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
             if address % 16:
@@ -140,7 +140,8 @@ def _check_promises(plan: KernelPlan, values: Values) -> None:
                 )
         elif isinstance(value, int) and value % 16:
             raise ArgumentError(
-                f"{name} = {value}: kernels of this layout load 16 elements at a step, so the stride must be a multiple of 16"
+                f"{name} = {value}: kernels of this layout load 16 elements "
+                "at a step, so the stride must be a multiple of 16"
             )
 
 
@@ -153,13 +154,13 @@ def _check_attention(plan: KernelPlan, values: Values) -> None:
     capacity = _int(values, "table_width") * plan.spec.cache.page_size
     if capacity > LONGEST:
         raise ArgumentError(
-            f"table_width = {values['table_width']} pages of {plan.spec.cache.page_size} hold {capacity} tokens; "
-            f"positions are counted in 32 bits, so at most {LONGEST} are possible"
+            f"table_width = {values['table_width']} pages of {plan.spec.cache.page_size} hold "
+            f"{capacity} tokens; positions are counted in 32 bits, so at most {LONGEST} are possible"
         )
 
 
 def _check_workspace(values: Values, need: int) -> None:
-    given = values.get("workspace")
+    given: Any = values.get("workspace")
     have = int(given.nbytes) if is_tensor(given) else 0
     if have < need:
         raise ArgumentError(f"workspace: {have} bytes given, {need} needed (see the workspace query)")

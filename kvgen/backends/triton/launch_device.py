@@ -21,6 +21,7 @@ _TORCH = {
     "*bf16": "bfloat16",
     "*fp16": "float16",
     "*i8": "int8",
+    "*i16": "int16",
     "*i32": "int32",
     "*i64": "int64",
 }
@@ -40,7 +41,7 @@ def why_not(target: str) -> str:
     except ImportError as error:
         return f"{target} kernels are launched through torch, which is not here ({error})"
     if not torch.cuda.is_available():
-        return f"no GPU that torch {torch.__version__} can use; {target} kernels can be compiled and inspected only"
+        return f"torch {torch.__version__} can use no GPU here; {target} kernels can be inspected only"
     if torch.version.hip:
         found = str(torch.cuda.get_device_properties(0).gcnArchName).split(":")[0]
     else:
