@@ -18,6 +18,7 @@ from importlib import resources
 
 from kvgen.errors import UnsupportedError
 from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.schedule import Knob
 from kvgen.tune.expression import holds
 
@@ -101,6 +102,8 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "causal": att.causal,
         "windowed": att.window is not None,
         "q_dtype": att.q_dtype,
+        "k_bytes": DTYPE_BYTES[cache_.k.fmt.storage],
+        "v_bytes": DTYPE_BYTES[cache_.v.fmt.storage],
         "k_format": cache_.k.format,
         "v_format": cache_.v.format,
         "k_static": cache_.k.static_scale,
