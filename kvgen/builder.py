@@ -103,7 +103,7 @@ def resolve_target(name: str) -> Target:
         row = isa.resolve_target(name)
         return dataclasses.replace(known_target(row.target), features=isa.default_features(row))
     if name in ("cuda", "hip"):
-        from kvgen.backends.triton.launch import present_target
+        from kvgen.backends.triton.launch_device import present_target
 
         return known_target(present_target(name))
     return known_target(name)

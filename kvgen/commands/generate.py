@@ -78,15 +78,11 @@ def _plan(library: Library, op: str, variant: str) -> KernelPlan:
 
 
 def variants(library: Library, op: str) -> tuple[str, ...]:
-    """Every variant of ``op`` that the target's backend has; the default comes first."""
-    from kvgen.passes import plan_cpu, plan_triton
+    """Every variant of ``op``; the default comes first."""
+    from kvgen.passes.abi import VARIANTS, check_variant
 
-    if library.target.backend == "triton":
-        known = plan_triton.VARIANTS[op]
-    else:
-        known = plan_cpu.VARIANTS.get(op, plan_cpu.VARIANTS["append"] if op == "merge" else ("",))
-    default = _plan(library, op, "").variant
-    return tuple(sorted(known, key=lambda name: name != default))
+    default = check_variant(op, "", library.spec)
+    return tuple(sorted(VARIANTS[op], key=lambda name: name != default))
 
 
 def file_name(plan: KernelPlan, *, default: bool) -> str:

@@ -70,13 +70,10 @@ def require_device(target: Target) -> None:
 
 def verdicts(library: Library, ops: Sequence[str], advance: Advance) -> Iterator[dict[str, Any]]:
     """One row for each kernel; a kernel that cannot be built or launched gets one too."""
-    from kvgen.tune.check import VARIANTS, check_op, default_variant
+    from kvgen.commands.generate import variants
+    from kvgen.tune.check import check_op
 
-    kernels = [
-        (op, variant)
-        for op in ops
-        for variant in sorted(VARIANTS[op], key=lambda name: name != default_variant(library, op))
-    ]
+    kernels = [(op, variant) for op in ops for variant in variants(library, op)]
     for done, (op, variant) in enumerate(kernels):
         name = f"{op} {variant}".strip()
         advance("building and proving", done, len(kernels), name)

@@ -7,8 +7,38 @@ the text says so.
 
 from __future__ import annotations
 
+from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Spec
-from kvgen.ir.plan import Arg
+from kvgen.ir.plan import OPS, Arg
+
+FLOATS = ("bf16", "f16", "f32")
+"""Element types outside the cache."""
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "append": FLOATS,
+    "decode": ("single", "multi"),
+    "prefill": ("",),
+    "merge": FLOATS,
+    "copy": ("",),
+    "gather": FLOATS,
+}
+"""What tells the kernels of one op apart: the type of append's input, of gather's output and of merge's
+states; for decode, one query a request or several."""
+
+
+def check_variant(op: str, variant: str, spec: Spec) -> str:
+    """``variant``, or the default of ``op`` where it is empty (``single``, or the query's type).
+
+    Raises ``UnsupportedError`` for an op or variant that does not exist.
+    """
+    if op not in OPS:
+        raise UnsupportedError(f"op = {op!r}: the ops are {', '.join(OPS)}")
+    known = VARIANTS[op]
+    chosen = variant or (spec.attention.q_dtype if known == FLOATS else known[0])
+    if chosen not in known:
+        names = ", ".join(filter(None, known)) or "no variants"
+        raise UnsupportedError(f"{op} has no variant {variant!r}; it has {names}")
+    return chosen
 
 
 def op_args(op: str, spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, KernelPlan
-from kvgen.passes.abi import op_args
+from kvgen.passes.abi import check_variant, op_args
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import attention_answers
 from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, scalar_helpers, to_f32
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
-
-VARIANTS = {"decode": ("single", "multi"), "append": ("bf16", "f16", "f32"), "gather": ("bf16", "f16", "f32")}
-"""The variants of each op that has any; merge takes every type of ``append``."""
 
 
 def plan_cpu(
@@ -30,10 +26,7 @@ def plan_cpu(
     ``variant``: decode ``single`` or ``multi``; append, gather and merge the type outside the cache.
     Defaults: ``single`` and the query's type. ``UnsupportedError`` for an unknown variant.
     """
-    variant = variant or {"decode": "single", "prefill": "", "copy": ""}.get(op, spec.attention.q_dtype)
-    allowed = VARIANTS.get(op, VARIANTS["append"] if op == "merge" else ("",))
-    if variant not in allowed:
-        raise UnsupportedError(f"{op} has no variant {variant!r}; it has {', '.join(allowed)}")
+    variant = check_variant(op, variant, spec)
     addresses = lower_addresses(spec, record)
     att = spec.attention
     constants = [

@@ -10,35 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
-from kvgen.ir.plan import OPS, Constant, Fact, KernelPlan
-from kvgen.passes.abi import op_args
+from kvgen.ir.plan import Constant, Fact, KernelPlan
+from kvgen.passes.abi import check_variant, op_args
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 from kvgen.passes.plan_triton_attention import attention_answers
 from kvgen.passes.plan_triton_parts import aligned
 from kvgen.passes.plan_triton_rows import row_answers
-
-VARIANTS = {
-    "append": ("f32", "bf16", "f16"),
-    "decode": ("single", "multi"),
-    "prefill": ("",),
-    "merge": ("f32", "bf16", "f16"),
-    "copy": ("",),
-    "gather": ("f32", "bf16", "f16"),
-}
-"""What tells kernels of one op apart; the first is the default."""
 
 
 def plan_triton(
     op: str, spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str = ""
 ) -> KernelPlan:
     """The plan of one op. Raises UnsupportedError for an op, variant or schedule that has no kernel."""
-    if op not in OPS:
-        raise UnsupportedError(f"op {op!r} has no Triton kernel; known: {', '.join(OPS)}")
-    variant = variant or VARIANTS[op][0]
-    if variant not in VARIANTS[op]:
-        raise UnsupportedError(f"{op} has no variant {variant!r}; known: {', '.join(VARIANTS[op])}")
+    variant = check_variant(op, variant, spec)
     addresses = dict(lower_addresses(spec, record))
     args = tuple(arg for arg in op_args(op, spec, record, variant) if arg.name != "num_threads")
     answers: dict[str, Any]

@@ -21,26 +21,15 @@ from typing import Any
 import numpy as np
 
 from kvgen import reference
-from kvgen.errors import ArgumentError
 from kvgen.ir.plan import OPS
 from kvgen.library import Library
+from kvgen.passes.abi import VARIANTS, check_variant
 from kvgen.reference.codec import Array
 from kvgen.tune import scene as scenes
 from kvgen.tune.check_cases import Case, attention_cases
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 1e-2}
 """Largest relative error by class: the type of the query (decode, prefill) or of the states (merge)."""
-
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "append": ("bf16", "f16", "f32"),
-    "decode": ("single", "multi"),
-    "prefill": ("",),
-    "merge": ("bf16", "f16", "f32"),
-    "copy": ("",),
-    "gather": ("bf16", "f16", "f32"),
-}
-"""The kernels of each op; a library compiles the default one first and the others when they are used."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -82,12 +71,7 @@ def check_op(library: Library, op: str, variant: str = "", *, seed: int = 0) -> 
     ``variant``: one of ``VARIANTS[op]``; empty means the one a library compiles first. Errors of the launch
     itself (a device that is not here, an interpreter's traceback) are raised as they come.
     """
-    if op not in OPS:
-        raise ArgumentError(f"op = {op!r}: the ops are {', '.join(OPS)}")
-    variant = variant or default_variant(library, op)
-    if variant not in VARIANTS[op]:
-        names = ", ".join(filter(None, VARIANTS[op])) or "none"
-        raise ArgumentError(f"variant = {variant!r}: {op} has {names}")
+    variant = check_variant(op, variant, library.spec)
     kind = library.spec.attention.q_dtype if op in ("decode", "prefill") else variant
     tolerance = TOLERANCE[kind] if op in ("decode", "prefill", "merge") else 0.0
     worst, count = Finding("", 0.0), 0
@@ -100,12 +84,6 @@ def check_op(library: Library, op: str, variant: str = "", *, seed: int = 0) -> 
         if finding.error >= worst.error:
             worst = finding
     return Verdict(op, variant, True, worst.case, worst.error, tolerance, count)
-
-
-def default_variant(library: Library, op: str) -> str:
-    """The variant that a library compiles first."""
-    fixed = {"decode": "single", "prefill": "", "copy": ""}
-    return fixed.get(op, library.spec.attention.q_dtype)
 
 
 def check_library(library: Library, ops: tuple[str, ...] = OPS) -> Iterator[Verdict]:

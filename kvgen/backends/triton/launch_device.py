@@ -34,20 +34,37 @@ def interpreter() -> InterpreterClient:
 
 
 @functools.cache
-def why_not(target: str) -> str:
-    """Empty where torch has a device of this architecture, else the reason why nothing can be launched."""
+def present() -> tuple[str, str]:
+    """(architecture, "") of the GPU that torch can use, else ("", the reason why there is none)."""
     try:
         import torch
     except ImportError as error:
-        return f"{target} kernels are launched through torch, which is not here ({error})"
+        return "", f"kernels are launched through torch, which is not here ({error})"
     if not torch.cuda.is_available():
-        return f"torch {torch.__version__} can use no GPU here; {target} kernels can be inspected only"
+        return "", f"torch {torch.__version__} can use no GPU here; kernels are only compiled and inspected"
     if torch.version.hip:
-        found = str(torch.cuda.get_device_properties(0).gcnArchName).split(":")[0]
-    else:
-        major, minor = torch.cuda.get_device_capability()
-        found = f"sm_{major}{minor}"
-    return "" if found == target else f"the GPU here is {found}, these kernels are for {target}"
+        return str(torch.cuda.get_device_properties(0).gcnArchName).split(":")[0], ""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}", ""
+
+
+def why_not(target: str) -> str:
+    """Empty where torch has a device of this architecture, else the reason why nothing can be launched."""
+    found, reason = present()
+    if reason or found == target:
+        return reason
+    return f"the GPU here is {found}, these kernels are for {target}"
+
+
+def present_target(alias: str) -> str:
+    """The target that ``cuda`` or ``hip`` stands for here; ``ToolchainError`` where there is no such GPU."""
+    found, reason = present()
+    if reason:
+        raise ToolchainError(f"target {alias!r}: {reason}; name an architecture, for example 'sm_90'")
+    if found.startswith("sm_") != (alias == "cuda"):
+        other = "cuda" if alias == "hip" else "hip"
+        raise ToolchainError(f"target {alias!r}: the GPU here is {found}; use target {other!r}")
+    return found
 
 
 def run_jit(target: str, source: TritonSource, launch: Launch, arguments: Mapping[str, Any]) -> None:
