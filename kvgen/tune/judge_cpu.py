@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,8 @@ from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import KernelPlan
+from kvgen.passes.abi import VARIANTS
 from kvgen.tune import model
-from kvgen.tune.check import VARIANTS
 from kvgen.tune.outcome import Outcome, Progress, Step
 from kvgen.tune.race import Duel
 from kvgen.tune.remote import Contender, Failure, Remote
@@ -29,6 +31,9 @@ DUEL_S = {"quick": 0.8, "full": 3.0}
 
 DUELS = 3
 """Candidates that get a paired comparison with the default before the default stays."""
+
+OP_S = {"quick": {"decode": 40.0, "prefill": 30.0, "append": 12.0}, "full": {}}
+"""Seconds of an op after which no further candidate is checked (a busy machine, a slow compiler)."""
 
 CHECK_S = 60.0
 """Most seconds of one check, or of a race beyond its own."""
@@ -62,6 +67,7 @@ class CpuJudge:
         self._threads = machine.num_threads()
         self.device = f"{_cpu_name()}, {self._threads} threads"
         self._remote = Remote(spec, target, timeout_s=CHECK_S)
+        self._started = time.monotonic()
 
     def close(self) -> None:
         """End the process that runs candidates."""
@@ -73,6 +79,7 @@ class CpuJudge:
 
     def compile(self, op: str, candidates: Sequence[Candidate]) -> None:
         """Build every live candidate's first variant."""
+        self._started = time.monotonic()
         live = [(c, c.plan) for c in candidates if c.alive and c.plan is not None]
         done = [0]
 
@@ -92,10 +99,15 @@ class CpuJudge:
         jobs = [self.backend.job(plan) for plan in plans]
         return batch.compile_many(jobs, workers=self._threads, on_outcome=tell)
 
-    def check(self, op: str, candidates: Sequence[Candidate]) -> None:
-        """Check every live candidate's first variant against the oracle."""
+    def check(self, op: str, candidates: list[Candidate]) -> None:
+        """Check every live candidate's first variant against the oracle; drop those there is no time for."""
         live = [c for c in candidates if c.alive]
+        limit = OP_S[self._effort].get(op, math.inf)
         for done, candidate in enumerate(live):
+            if done > 1 and time.monotonic() - self._started > limit:
+                late = {id(c) for c in live[done:]}
+                candidates[:] = [c for c in candidates if id(c) not in late]
+                break
             self._check(op, candidate)
             self._say(Step(op, "check", done + 1, len(live)))
 

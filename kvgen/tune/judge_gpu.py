@@ -15,9 +15,9 @@ from kvgen.backends.triton.compile import CompileResult, compile_many
 from kvgen.backends.triton.kernel import TritonKernel, sources
 from kvgen.backends.triton.launch_device import why_not
 from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.passes.abi import VARIANTS
 from kvgen.passes.render import render
 from kvgen.tune import model
-from kvgen.tune.check import VARIANTS
 from kvgen.tune.outcome import Outcome, Progress, Step
 from kvgen.tune.remote import Contender, Failure, Remote
 from kvgen.tune.search import Candidate, log_mean
@@ -104,7 +104,7 @@ class GpuJudge:
             candidate.fail(Outcome.DUPLICATE, f"same binary as {first.schedule}")
         self._facts[candidate.schedule] = facts
 
-    def check(self, op: str, candidates: Sequence[Candidate]) -> None:
+    def check(self, op: str, candidates: list[Candidate]) -> None:
         """Nothing: only a winner is run, and only where the GPU is (see ``winner``)."""
 
     def time(

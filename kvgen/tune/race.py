@@ -130,11 +130,13 @@ class Duel:
     first_s: float
     second_s: float
     """Median seconds a launch."""
+    calm: bool
+    """Whether enough pairs ran undisturbed."""
 
     @property
     def faster(self) -> bool:
-        """Whether the second is faster by more than noise; a tie is not."""
-        return self.ratio < 0.98 and self.wins >= 2 / 3
+        """Whether the second is faster by more than noise; a tie is not. A busy machine is a noisy one."""
+        return self.ratio < (0.98 if self.calm else 0.85) and self.wins >= (2 / 3 if self.calm else 0.8)
 
     @property
     def slower(self) -> bool:
@@ -185,4 +187,4 @@ def duel(
     typical = statistics.median if enough else _low
     first_s, second_s = (typical([pair[side] for pair in pairs]) for side in (0, 1))
     ratio = statistics.median(ratios) if enough else second_s / first_s
-    return Duel(ratio, sum(r < 1 for r in ratios) / len(ratios), first_s, second_s)
+    return Duel(ratio, sum(r < 1 for r in ratios) / len(ratios), first_s, second_s, enough)

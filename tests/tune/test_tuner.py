@@ -1,0 +1,185 @@
+"""The tuner: a candidate that fails costs itself only, nothing wrong wins, what is known is not redone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvgen.backends.cpu.backend import CpuBackend
+from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
+from kvgen.ir.plan import KernelPlan
+from kvgen.tune import judge_cpu
+from kvgen.tune.outcome import Outcome, Step
+from kvgen.tune.race import Duel
+from kvgen.tune.remote import Remote
+from kvgen.tune.tuner import tune
+from tests.support.faults import Faulty, small
+
+pytestmark = pytest.mark.usefixtures("hurry")
+
+Only = Callable[..., None]
+
+
+def faulty_edit(plan: KernelPlan, text: str) -> str:
+    """One fault for each tile size; the default's (32) is sound."""
+    tile = plan.schedule["tile"]
+    begin = "int run(const Args& a) {"
+    assert begin in text
+    if tile == 64:
+        return text.replace("(float)a.score_scale", "(float)a.score_scale * 1.01f")
+    if tile == 128:
+        return text.replace(begin, begin + " *(volatile int*)nullptr = 1;")
+    if tile == 256:
+        return text.replace(begin, begin + " for (volatile int i = 1; i;) {}")
+    return "#error broken\n" if plan.schedule["row_block"] == 1 else text
+
+
+def test_each_failure_is_recorded_and_costs_itself_only(
+    only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_cpu, "CHECK_S", 10.0)
+    only({"tile": 16}, {"tile": 64}, {"tile": 128}, {"tile": 256}, {"row_block": 1}, {"heads": 1})
+    steps: list[Step] = []
+    report = tune(
+        small(), ops=["decode"], cache_dir=tuning, backend=Faulty(faulty_edit), progress=steps.append
+    )
+    (decode,) = report.ops
+    assert [trial.outcome for trial in decode.trials] == [
+        Outcome.OK,
+        Outcome.DUPLICATE,
+        Outcome.WRONG,
+        Outcome.CRASH,
+        Outcome.TIMEOUT,
+        Outcome.COMPILE_ERROR,
+        Outcome.OK,
+    ]
+    assert report.outcomes == {
+        "compile_error": 1, "crash": 1, "duplicate": 1, "ok": 2, "timeout": 1, "wrong": 1,
+    }  # fmt: skip
+    assert "SIGSEGV" in decode.trials[3].message
+    assert "broken" in decode.trials[5].message
+    assert decode.winner in (decode.trials[0].schedule, decode.trials[6].schedule)
+    assert decode.how == "measured"
+    assert {step.stage for step in steps} == {"compile", "check", "race", "done"}
+    assert all(step.done <= step.total for step in steps)
+    # Everything is on disk, the failures too.
+    (log,) = tuning.rglob("*.trials.jsonl")
+    assert len([json.loads(line) for line in log.read_text().splitlines()]) == 7
+
+
+def fixed_duels(monkeypatch: pytest.MonkeyPatch, ratios: dict[str, float]) -> None:
+    """Let races rate the default worst, and paired runs give these ratios by bucket."""
+    monkeypatch.setattr(
+        Remote,
+        "race",
+        lambda self, op, sizes, contenders, *, seconds, keep: [1.0 / (1 + i) for i in range(len(contenders))],
+    )
+
+    def duel(self: Remote, op: str, sizes: list[int], pair: object, *, seconds: float) -> dict[str, object]:
+        ratio = ratios["x".join(map(str, sizes))]
+        wins = 1.0 if ratio < 0.99 else 0.0 if ratio > 1.01 else 0.5
+        return vars(Duel(ratio, wins, 1.0, ratio, True))
+
+    monkeypatch.setattr(Remote, "duel", duel)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "wins"),
+    [
+        ({"1x40": 1.0, "2x80": 1.0}, False),  # ties go to the default
+        ({"1x40": 1.2, "2x80": 0.5}, False),  # never slower than the default, in no bucket
+        ({"1x40": 1.0, "2x80": 0.5}, True),
+    ],
+    ids=["tie", "slower-somewhere", "faster"],
+)
+def test_a_winner_beats_the_default_and_is_slower_nowhere(
+    only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch, ratios: dict[str, float], wins: bool
+) -> None:
+    fixed_duels(monkeypatch, ratios)
+    only({"heads": 1})
+    (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=CpuBackend("-O1")).ops
+    assert (decode.winner != decode.default) == wins
+    assert decode.speedup == (1.0 if not wins else pytest.approx(2**0.5))
+
+
+def test_numerics_knobs_are_equal_in_all_buckets(
+    only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only({"heads": 1}, {"heads": 1, "prefetch": 0}, {"split_tokens": 256})
+    fixed_duels(monkeypatch, {"1x40": 0.9, "2x80": 0.9})
+    # The last one is the fastest everywhere but for the first bucket, where the third is.
+    order = {"1x40": [1.0, 0.8, 0.1, 0.6], "2x80": [1.0, 0.9, 0.9, 0.01]}
+    monkeypatch.setattr(
+        Remote,
+        "race",
+        lambda self, op, sizes, contenders, *, seconds, keep: order["x".join(map(str, sizes))],
+    )
+    (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=CpuBackend("-O1")).ops
+    assert decode.winner["split_tokens"] == 256
+    assert {b.schedule["split_tokens"] for b in decode.buckets} == {256}
+
+
+def test_a_second_run_only_finds(tuning: Path, only: Only) -> None:
+    only()
+    first = tune(small(), cache_dir=tuning, backend=CpuBackend("-O1"))
+    assert [op.cached for op in first.ops] == [False] * 6
+    backend = Faulty(lambda plan, text: text)
+    second = tune(small(), cache_dir=tuning, backend=backend)
+    assert [op.cached for op in second.ops] == [True] * 6
+    assert not backend.compiled
+    assert [op.winner for op in second.ops] == [op.winner for op in first.ops]
+    assert json.loads(json.dumps(second.to_dict()))["ops"][1]["op"] == "decode"
+
+
+def test_pins_hold_and_have_their_own_file(tuning: Path, only: Only) -> None:
+    only()
+    pins = {"decode": {"split_tokens": 1024}}
+    (decode,) = tune(small(), ops=["decode"], pins=pins, cache_dir=tuning, backend=CpuBackend("-O1")).ops
+    assert decode.winner["split_tokens"] == 1024
+    (plain,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=CpuBackend("-O1")).ops
+    assert not plain.cached
+
+
+def test_nothing_right_is_an_error_that_says_why(tuning: Path, only: Only) -> None:
+    only()
+    backend = Faulty(lambda plan, text: text.replace("(float)a.score_scale", "2 * (float)a.score_scale"))
+    with pytest.raises(ToolchainError, match=r"none of 1 schedules.*ended as wrong"):
+        tune(small(), ops=["decode"], cache_dir=tuning, backend=backend)
+
+
+def test_a_wrong_default_does_not_stop_the_tuner(tuning: Path, only: Only) -> None:
+    only({"tile": 64})
+    edit = lambda plan, text: (  # noqa: E731
+        text.replace("(float)a.score_scale", "2 * (float)a.score_scale")
+        if plan.schedule["tile"] == 32
+        else text
+    )
+    (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=Faulty(edit)).ops
+    assert decode.winner["tile"] == 64
+    assert decode.default_s is None
+    assert decode.speedup is None
+
+
+def test_bad_requests_are_refused(tuning: Path) -> None:
+    with pytest.raises(UnsupportedError, match="interpreter"):
+        tune(small(), "interpret", cache_dir=tuning)
+    with pytest.raises(ArgumentError, match="effort"):
+        tune(small(), effort="heroic", cache_dir=tuning)
+    with pytest.raises(ArgumentError, match="no op"):
+        tune(small(), ops=["fly"], cache_dir=tuning)
+    with pytest.raises(ArgumentError, match="no such knob"):
+        tune(small(), ops=["decode"], pins={"decode": {"wings": 2}}, cache_dir=tuning)
+
+
+def test_gpu_winners_are_predicted(tuning: Path, only: Only) -> None:
+    pytest.importorskip("triton")
+    only({"num_warps": 4})
+    (append,) = tune(small(), "sm_90", ops=["append"], cache_dir=tuning).ops
+    assert append.how == "predicted"
+    assert len(append.trials) == 2
+    (file,) = tuning.rglob("append__*.json")
+    assert json.loads(file.read_text())["how"] == "predicted"
+    assert json.loads(file.read_text())["device"] == ""
