@@ -108,7 +108,11 @@ def resources(library: Library, op: str, variant: str) -> dict[str, Any]:
     found = library.resources(op, variant)
     if library.target.interpreted:
         return {"note": "the interpreter compiles nothing"}
-    return found
+    if library.target.backend == "cpu":
+        return found
+    from kvgen.passes.inspect import faults
+
+    return found | {"faults": "; ".join(faults(op, found)) or "none"}
 
 
 def _show_ir(data: dict[str, Any]) -> None:
