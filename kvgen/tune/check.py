@@ -31,6 +31,7 @@ from kvgen.tune.check_cases import Case, attention_cases
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 1e-2}
 """Largest relative error by class: the type of the query (decode, prefill) or of the states (merge)."""
 
+
 @dataclass(frozen=True)
 class Verdict:
     """What the check of one kernel found."""
