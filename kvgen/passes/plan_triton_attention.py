@@ -19,7 +19,7 @@ from kvgen.passes.plan_triton_codec import INT8_WIDTH, Codec, codec_for, word_ad
 from kvgen.passes.plan_triton_mask import Mask, mask_for, segments
 from kvgen.passes.plan_triton_pages import View, lookup_for
 from kvgen.passes.plan_triton_parts import MIN_WIDTH, Entry, params, scalar, split_d
-from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text
+from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text, widen_text
 
 DECODE_ROWS = 8
 """Longest query that decode is meant for (longer ones run, in more row tiles)."""
@@ -83,6 +83,8 @@ def attention_answers(
         "v_fold": fold["v"],
         # Weights times V's scale can leave f16's range: they are kept in units of the largest scale so far.
         "v_unit": fold["v"].site == "weight_column" and pv.compute == "f16",
+        # Codes are always finite, and a scale that is not is masked with its weight.
+        "wild": bool(mask.by_row) and not spec.cache.v.fmt.scaled,
         "sum_late": op == "decode",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
@@ -90,6 +92,9 @@ def attention_answers(
         "row_tiles": 1 if ragged else -(-att.group // rows),
         "live": _live(att.group, ragged, rows),
         "to_out": partial(store_text, dtype=att.q_dtype, target=target),
+        "v_widen": widen_text(spec.cache.v.fmt.storage, "f32", target),
+        "out_widen": widen_text(att.q_dtype, "f32", target),
+        "stored_f32": partial(store_text, dtype="f32", target=target),
         "summary": _summary(spec, op, ragged),
         "kernels": _entries(op, args, schedule, ragged, codec),
     }
@@ -105,6 +110,8 @@ def attention_answers(
     ]
     if mask.window is not None:
         constants.append(Constant("WINDOW", mask.window, "earlier keys a query sees beside its own"))
+    if op == "decode" or answers["wild"]:
+        constants.append(Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"))
     if op == "decode":
         answers |= _merge_ranges(spec, mask, ragged)
         split = schedule.int("split_tokens")
@@ -113,7 +120,6 @@ def attention_answers(
         constants += [
             Constant("Q_HEADS", att.q_heads, "query heads"),
             Constant("SPLIT_TOKENS", split, "keys of a split"),
-            Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),
             Constant(SPLIT_ROW, split_row(spec), "floats of a split's state: output, then logsumexp"),
             Constant("MERGE_ROWS", 16 if target.interpreted else 1, "rows that one program merges"),
         ]
