@@ -42,6 +42,8 @@ class Dot:
     @property
     def options(self) -> str:
         """Keyword arguments that follow the operands of ``tl.dot``."""
+        if self.compute == "int8":
+            return ", out_dtype=tl.int32"
         return f', input_precision="{self.precision}"' if self.precision else ""
 
 
