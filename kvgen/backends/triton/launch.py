@@ -74,6 +74,11 @@ def arguments(launch: Launch, values: Values) -> dict[str, Any]:
     return found
 
 
+def address(tensor: Any) -> int:
+    """Where the first element of a torch tensor or numpy array lies."""
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
+
+
 def _decode(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
     att, answers = plan.spec.attention, plan.answers
     splits, batch = num_splits(plan, values), _int(values, "batch")
@@ -133,10 +138,9 @@ def _check_promises(plan: KernelPlan, values: Values) -> None:
     for name in sorted(plan.answers["aligned"] & set(named)):
         value: Any = values.get(name)
         if named[name].kind == "ptr" and is_tensor(value):
-            address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
-            if address % 16:
+            if address(value) % 16:
                 raise ArgumentError(
-                    f"{name}: its first element lies at {address:#x}, which is not a multiple of 16 bytes"
+                    f"{name}: its first element lies at {address(value):#x}, no multiple of 16 bytes"
                 )
         elif isinstance(value, int) and value % 16:
             raise ArgumentError(
@@ -164,6 +168,8 @@ def _check_workspace(values: Values, need: int) -> None:
     have = int(given.nbytes) if is_tensor(given) else 0
     if have < need:
         raise ArgumentError(f"workspace: {have} bytes given, {need} needed (see the workspace query)")
+    if address(given) % 16:
+        raise ArgumentError(f"workspace: lies at {address(given):#x}, which is not a multiple of 16 bytes")
 
 
 def _rows(tokens: int, heads: int, what: str) -> int:

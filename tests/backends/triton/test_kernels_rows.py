@@ -25,16 +25,18 @@ def hostile_rows(tokens: int, heads: int, width: int) -> torch.Tensor:
     return x
 
 
+@pytest.mark.parametrize("width", [64, 72])
 @pytest.mark.parametrize("given", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("stored", ["f32", "bf16", "f16", "int8-token", "int8-head", "int8-tensor"])
-def test_append_writes_the_oracles_bytes_and_no_other(stored: str, given: str) -> None:
-    spec = make_spec(stored, stored, head_dim=72)
+def test_append_writes_the_oracles_bytes_and_no_other(stored: str, given: str, width: int) -> None:
+    spec = make_spec(stored, stored, head_dim=width)
     ours, theirs = Pools(spec, 3), Pools(spec, 3)
-    k, v = (hostile_rows(9, 2, 72).to(DTYPES[given]) for _ in range(2))
+    k, v = (hostile_rows(9, 2, width).to(DTYPES[given]) for _ in range(2))
     slots = np.array([33, 5, 0, 47, -1, 20, 12, 13, 31], np.int64)
     values = ours.values() | {
-        "k_new": k, "k_new_stride_tok": 144, "k_new_stride_head": 72, "v_new": v, "v_new_stride_tok": 144,
-        "v_new_stride_head": 72, "slots": torch.from_numpy(slots), "num_tokens": 9,
+        "k_new": k, "k_new_stride_tok": 2 * width, "k_new_stride_head": width,
+        "v_new": v, "v_new_stride_tok": 2 * width,
+        "v_new_stride_head": width, "slots": torch.from_numpy(slots), "num_tokens": 9,
     }  # fmt: skip
     kernel("append", spec, variant=given).launch(values)
     reference.append(
