@@ -8,8 +8,9 @@ import torch
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 1e-2}
 """Of outputs, by query type: |got - want| <= tolerance * (1 + |want|)."""
 
-LSE_TOLERANCE = 2e-5
-"""Of the logsumexp, which is f32 whatever the query's type."""
+LSE_TOLERANCE = {"f32": 2e-5, "f16": 3e-4, "bf16": 3e-4}
+"""Of the logsumexp. It is f32 whatever the query's type, but a 16-bit query may meet int8 keys as two int8
+digits, whose relative error of 1e-4 is inside the exact class (semantics: qk)."""
 
 
 def differences(what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> list[str]:
@@ -35,7 +36,7 @@ def differences(what: str, got: torch.Tensor, want: torch.Tensor, tolerance: flo
 def attention(what: str, got: tuple, want: tuple, q_dtype: str) -> list[str]:
     """``differences`` of (out, lse) pairs."""
     return differences(f"{what} out", got[0], want[0], TOLERANCE[q_dtype]) + differences(
-        f"{what} lse", got[1], want[1], LSE_TOLERANCE
+        f"{what} lse", got[1], want[1], LSE_TOLERANCE[q_dtype]
     )
 
 
