@@ -77,7 +77,8 @@ def attention_answers(
         constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
     answers: dict[str, Any] = {
         "multi": variant == "multi",
-        "helper_names": helpers,
+        # Only a masked kernel has keys that some of its rows do not see.
+        "helper_names": [*helpers, *(["weighed"] if v_pairs and masks else [])],
         "prefetch_next": prefetch,
         "k_scale_step": _scale_step(addresses, "k_scale", page),
         "v_scale_step": _scale_step(addresses, "v_scale", page),
