@@ -79,8 +79,15 @@ PAIRS = cases(CPU)
 SMALL = cases(INTERPRETED, most=97, most_q=17, budget=2e6)
 
 
-@pytest.mark.parametrize("first", sorted({first for _, first in groups(PAIRS, SIZE)}))
-@pytest.mark.parametrize("row", engine_params(CPU_ROWS))
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        pytest.param(row, first, marks=param.marks)
+        for param in engine_params(CPU_ROWS)
+        for row, first in groups(PAIRS, SIZE)
+        if row == param.values[0]
+    ],
+)
 def test_pairs_on_the_cpu(row: str, first: int) -> None:
     check_group(PAIRS, row, first)
 

@@ -7,51 +7,70 @@ its own, so the texts of many can be put one after another: 24 attention kernels
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
 
 from kvgen.backends.cpu import batch, isa, loader
 from kvgen.backends.cpu.backend import EXACT_OPS, CpuBackend, CpuKernel
 from kvgen.backends.cpu.job import Job
 from kvgen.errors import ToolchainError
+from kvgen.ir import Target
 from kvgen.ir.plan import KernelPlan
 from kvgen.library import Library
 from kvgen.passes.render import render
 
+Wanted = Iterable[tuple[Library, Sequence[tuple[str, str]]]]
+"""Libraries, each with the (op, variant) pairs it needs."""
 
-def prepare(wanted: Iterable[tuple[Library, Sequence[tuple[str, str]]]]) -> None:
-    """Compile the (op, variant) pairs wanted of each library together and hand each its kernels.
+
+def prepare(wanted: Wanted) -> None:
+    """Compile the kernels wanted of all libraries together and hand each its own.
 
     All libraries must be for the CPU, of one backend's options. Raises ``ToolchainError`` where a bundle
     does not compile.
     """
-    plans: list[tuple[Library, str, str, KernelPlan]] = [
+    plans = _plans(wanted)
+    loaded = {key: loader.load(path) for key, path in _compile(plans).items()}
+    for lib, op, variant, plan in plans:
+        lib._kernels[op, variant] = CpuKernel(plan, loaded[_key(plan)])
+
+
+def compile_only(wanted: Wanted) -> None:
+    """Put the bundles of ``prepare`` into the cache, for another process to load."""
+    _compile(_plans(wanted))
+
+
+def _plans(wanted: Wanted) -> list[tuple[Library, str, str, KernelPlan]]:
+    return [
         (lib, op, variant, lib._plan(op, variant)) for lib, kernels in wanted for op, variant in kernels
     ]
-    groups: dict[tuple[Any, bool], dict[str, KernelPlan]] = {}
-    for _, op, _, plan in plans:
-        key = (plan.target, op in EXACT_OPS)
-        groups.setdefault(key, {}).setdefault(plan.entry, plan)
-    loaded: dict[tuple[Any, bool], loader.Library] = {}
-    for key, members in groups.items():
-        backend = plans[0][0].backend
-        assert isinstance(backend, CpuBackend)
-        loaded[key] = _compile(backend, key, list(members.values()))
-    for lib, op, variant, plan in plans:
-        lib._kernels[op, variant] = CpuKernel(plan, loaded[plan.target, op in EXACT_OPS])
 
 
-def _compile(backend: CpuBackend, key: tuple[Any, bool], plans: Sequence[KernelPlan]) -> loader.Library:
-    target, exact = key
-    job = Job(
-        ("\n".join(render(plan) for plan in plans),),
-        (*isa.flags_for(target.arch, target.features), "-w"),
-        backend.opt,
-        "off" if exact else "fast",
-        backend.sanitize,
-        f"bundle-{len(plans)}",
-        timeout_s=600.0,
-    )
-    (done,) = batch.compile_many([job], workers=1)
-    if done.path is None:
-        raise ToolchainError(done.message)
-    return loader.load(done.path)
+def _key(plan: KernelPlan) -> tuple[Target, bool]:
+    """What kernels of one translation unit share: the flags of a row, and whether products may be fused."""
+    return plan.target, plan.op in EXACT_OPS
+
+
+def _compile(plans: list[tuple[Library, str, str, KernelPlan]]) -> dict[tuple[Target, bool], Path]:
+    groups: dict[tuple[Target, bool], dict[str, KernelPlan]] = {}
+    for _, _, _, plan in plans:
+        groups.setdefault(_key(plan), {}).setdefault(plan.entry, plan)
+    backend = plans[0][0].backend
+    assert isinstance(backend, CpuBackend)
+    jobs = [
+        Job(
+            ("\n".join(render(plan) for plan in members.values()),),
+            (*isa.flags_for(target.arch, target.features), "-w"),
+            backend.opt,
+            "off" if exact else "fast",
+            backend.sanitize,
+            f"bundle-{len(members)}",
+            timeout_s=600.0,
+        )
+        for (target, exact), members in groups.items()
+    ]
+    found = {}
+    for key, done in zip(groups, batch.compile_many(jobs, workers=1), strict=True):
+        if done.path is None:
+            raise ToolchainError(done.message)
+        found[key] = done.path
+    return found

@@ -1,6 +1,7 @@
 """Who runs a test: the oracle, every row of the CPU backend, and the Triton templates in the interpreter.
 
-One library for each (engine, spec, schedule), compiled at -O1: kernels compile on first use.
+One library for each (engine, spec, schedule), compiled at -O1 in two bundles: one for the ops whose bytes are
+exact, one for attention and merge.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from kvgen.backends.cpu import isa
-from kvgen.backends.cpu.backend import CpuBackend
+from kvgen.backends.cpu.backend import EXACT_OPS, CpuBackend
+from kvgen.backends.protocol import Kernel
 from kvgen.builder import assemble, resolve_target
 from kvgen.ir import Spec, Target
 from kvgen.library import Library
+from tests.support.bundle import prepare
 from tests.support.oracle import OracleLibrary
 
 CPU_ROWS = ("avx512-bf16", "avx512", "avx2", "portable")
 """Rows of the CPU backend. ``avx512-bf16`` multiplies pairs of bf16; ``avx512`` is the same CPU without."""
 
-ENGINES = ("oracle", *CPU_ROWS, "interpret")
+ENGINES = ("oracle", "avx512-bf16", "avx2", "portable", "interpret")
+"""Who runs every line of the conformance list; the base grid and the tests of bits add ``avx512``."""
 
 
 def engine_params(names: tuple[str, ...] = ENGINES) -> list[Any]:
@@ -38,13 +41,25 @@ def cpu_target(row: str) -> Target:
     return dataclasses.replace(target, features=(feature,) if feature else ())
 
 
+class BundledLibrary(Library):
+    """A library whose kernels compile together with those that a test is likely to want next."""
+
+    def kernel(self, op: str, variant: str = "") -> Kernel:
+        plan = self._plan(op, variant)
+        if (op, plan.variant) not in self._kernels:
+            types = sorted({"f32", self.spec.attention.q_dtype, plan.variant} & {"f32", "bf16", "f16"})
+            exact = [("copy", ""), *((name, dtype) for name in ("append", "gather") for dtype in types)]
+            attend = [("decode", "single"), ("decode", "multi"), ("prefill", "")]
+            prepare([(self, exact if op in EXACT_OPS else [*attend, *(("merge", t) for t in types)])])
+        return self._kernels[op, plan.variant]
+
+
 def cpu_library(spec: Spec, row: str, schedule: Mapping[str, Any] | None = None, **options: Any) -> Library:
     """An uncompiled library for a row; ``options`` go to ``CpuBackend``."""
     target = cpu_target(row)
     backend = CpuBackend(**{"opt": "-O1", **options})
-    found = assemble(spec, f"cpu-{isa.ROWS[target.arch].name}", schedule=schedule, backend=backend)
-    found.target = target
-    return found
+    found = assemble(spec, target.name, schedule=schedule, backend=backend)
+    return BundledLibrary(spec, found.record, target, backend, found.schedules)
 
 
 _libraries: dict[tuple[Any, ...], Any] = {}

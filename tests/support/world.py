@@ -16,9 +16,10 @@ import torch
 from kvgen.ir import PageRecord, Spec
 from kvgen.passes.place import place
 from kvgen.runtime.cache import Cache, torch_dtype
-from tests.support.guard import guarded_bytes, guarded_tensor
+from tests.support.guard import guarded_tensor
 
-Where = Literal["end", "begin"]
+Where = Literal["end", "begin", "heap"]
+"""Which end of a buffer touches its guard page; ``heap`` has none, but the sanitizer's red zones."""
 HUGE_IDS = (2**31 - 1, -(2**31), -1, 10**9)
 """What table tails hold: reading through any of them faults or finds nothing."""
 
@@ -45,6 +46,16 @@ def static_scales(spec: Spec, seed: int = 0) -> dict[str, torch.Tensor] | None:
     return found or None
 
 
+def poisoned(shape: Sequence[int], dtype: torch.dtype, where: Where, align: int = 0) -> torch.Tensor:
+    """A contiguous tensor of 0xFF bytes (integers: of the largest value) in its own guarded memory."""
+    if where != "heap":
+        return guarded_tensor(tuple(shape), dtype, where, align or dtype.itemsize)
+    tensor = torch.empty(tuple(shape), dtype=dtype)
+    if tensor.numel():
+        tensor.view(torch.uint8).fill_(0xFF)
+    return tensor
+
+
 class World:
     """A poisoned cache and tensors in guarded memory. The same for a library and for the oracle."""
 
@@ -57,13 +68,14 @@ class World:
         scales: Mapping[str, torch.Tensor] | None = None,
         seed: int = 0,
     ) -> None:
-        self.lib, self.spec, self.where = lib, lib.spec, where
+        self.lib, self.spec, self.where, self.seed = lib, lib.spec, where, seed
         self.record = place(self.spec)
         self.num_pages = num_pages
         self.rng = np.random.default_rng(seed)
         # 16: the least alignment that every backend takes. Sizes that are multiples of it touch the guard.
         self.bytes = {
-            name: guarded_bytes(max(1, size.at(num_pages)), where, 16) for name, size in self.record.pools
+            name: poisoned([size.at(num_pages)], torch.uint8, where, 16).fill_(0xFF).numpy()
+            for name, size in self.record.pools
         }
         scales = static_scales(self.spec, seed) if scales is None else scales
         self.cache: Cache = lib.adopt(scales=scales, **plane_views(self.record, num_pages, self.bytes))
@@ -75,7 +87,7 @@ class World:
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of ``value`` whose buffer touches a guard page."""
-        copy = guarded_tensor(tuple(value.shape), value.dtype, self.where, value.dtype.itemsize)
+        copy = poisoned(value.shape, value.dtype, self.where)
         return copy.copy_(value) if value.numel() else copy
 
     def ints(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -95,8 +107,8 @@ class World:
         """``out=`` and ``lse=`` full of NaN."""
         att = self.spec.attention
         dtype = dtype or torch_dtype(att.q_dtype)
-        out = guarded_tensor((rows, att.q_heads, att.v_head_dim), dtype, self.where, dtype.itemsize)
-        return {"out": out, "lse": guarded_tensor((rows, att.q_heads), torch.float32, self.where, 4)}
+        out = poisoned((rows, att.q_heads, att.v_head_dim), dtype, self.where)
+        return {"out": out, "lse": poisoned((rows, att.q_heads), torch.float32, self.where)}
 
     def table(self, lens: Sequence[int], *, shared: bool = False, tail: int = 2) -> torch.Tensor:
         """A page table for requests of these lengths: permuted ids, then ``tail`` columns of nonsense.
