@@ -36,6 +36,9 @@ def plan_triton(
     else:
         answers, constants, facts = row_answers(op, spec, record, schedule, target, variant, args)
     strides = () if op in ("merge", "copy") else stride_constants(addresses)
+    if op in ("decode", "prefill") and spec.cache.page_size == 1:
+        # The only token of a page stands at its start.
+        strides = tuple(c for c in strides if not c.name.endswith("_STRIDE_TOK"))
     if "codec" in answers and answers["codec"].v_words:
         strides = tuple(
             replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith("V_STRIDE") else c

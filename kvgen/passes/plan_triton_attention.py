@@ -103,11 +103,12 @@ def attention_answers(
         constants.append(Constant("DIGIT", codec.digits, "low digits per high digit of q"))
     constants += [
         Constant("GROUP", att.group, "query heads that share one KV head"),
-        Constant("KV_HEADS", att.kv_heads, "KV heads"),
         Constant("ROWS", rows, "query rows of a tile: (token, head of the group) packed"),
         Constant("TILE", tile, "keys of a tile"),
         Constant("PAGE", spec.cache.page_size, "tokens of a page"),
     ]
+    if op == "decode" and (ragged or answers["row_tiles"] > 1):
+        constants.append(Constant("KV_HEADS", att.kv_heads, "KV heads"))
     if mask.window is not None:
         constants.append(Constant("WINDOW", mask.window, "earlier keys a query sees beside its own"))
     if op == "decode" or answers["wild"]:

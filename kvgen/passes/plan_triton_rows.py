@@ -119,13 +119,15 @@ def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
 
 def _merge(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
     att = spec.attention
+    parts = split_d(att.v_head_dim)
     constants = (
         Constant("Q_HEADS", att.q_heads, "query heads"),
-        Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),
         Constant("ROWS", schedule.int("rows"), "rows (token, query head) of a program"),
     )
+    if any(part.padded for part in parts):
+        constants += (Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),)
     answers = {
-        "v_parts": split_d(att.v_head_dim),
+        "v_parts": parts,
         "bf16_casts_used": needs_casts(target, variant),
         "to_out": partial(store_text, dtype=variant, target=target),
         "widen": widen_text(variant, "f32", target),
@@ -157,17 +159,15 @@ def _copy(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, va
         [],
     )
     for plane in record.planes:
-        run, found = _runs(plane)
+        run, found, adjacent = _runs(plane)
         runs.append(run)
         constants += found
-        facts.append(
-            Fact(f"{plane.name} is copied in runs of {found[0].value} elements", "its dense inner axes")
-        )
+        facts.append(Fact(f"{plane.name} is copied in runs of {adjacent} elements", "its dense inner axes"))
     answers = {"runs": tuple(runs), "largest": max(run.elements for run in runs)}
     return answers, tuple(constants), tuple(facts)
 
 
-def _runs(plane: Plane) -> tuple[Run, list[Constant]]:
+def _runs(plane: Plane) -> tuple[Run, list[Constant], int]:
     """An element's number within a page as digits, dense axes joined; padding is never touched."""
     name = plane.name.upper()
     inside = sorted(plane.inside, key=lambda a: a.stride.fixed)
@@ -179,15 +179,16 @@ def _runs(plane: Plane) -> tuple[Run, list[Constant]]:
             run *= extent
         elif extent > 1:
             rest.append((extent, stride, f"{name}_STRIDE_{axis.axis.key.upper()}"))
-    constants = [Constant(f"{name}_RUN", run, "adjacent elements")]
-    constants += [Constant(label, stride, "elements") for _, stride, label in rest]
+    constants = [Constant(label, stride, "elements") for _, stride, label in rest]
     digits = [(extent, label) for extent, _, label in rest]
     # Axes left of page have run-time strides, so they are 64-bit digits.
     digits += [(a.extent or 1, f"{plane.name}_stride_{a.axis.key}") for a in plane.outside]
+    if digits:
+        constants.insert(0, Constant(f"{name}_RUN", run, "adjacent elements"))
     terms = [f"e_E % {name}_RUN" if digits else "e_E"]
     above = f"e_E // {name}_RUN"
     for at, (extent, label) in enumerate(digits):
         terms.append(f"({above}) * {label}" if at == len(digits) - 1 else f"({above} % {extent}) * {label}")
         above += f" // {extent}"
     elements = run * prod(extent for extent, _ in digits)
-    return Run(plane.name, elements, " + ".join(terms), f"{plane.name}_stride_page"), constants
+    return Run(plane.name, elements, " + ".join(terms), f"{plane.name}_stride_page"), constants, run

@@ -1,0 +1,132 @@
+// kvgen append (bf16) for cpu-avx512
+// spec 24a5bc15: page kv head tok d, page 16, K int8, V int8
+// schedule: parallel_rows=256
+//
+// Writes new keys and values into their slots, quantised as they go.
+// An append changes the bytes of its slots and of their scales, and no other byte.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+namespace kvgen_append_69fbf25a_impl {
+
+constexpr int KV_HEADS = 8;
+constexpr int HEAD_DIM = 128;
+constexpr int V_HEAD_DIM = 128;
+constexpr int PAGE = 16;  // tokens in a page
+constexpr int PARALLEL_ROWS = 256;  // rows from which threads pay
+constexpr float SMALLEST_AMAX = 7.888609052210118e-31;  // a block below this is zero
+constexpr int K_STRIDE_HEAD = 2048;  // elements from one head index to the next
+constexpr int K_STRIDE_TOK = 128;  // elements from one tok index to the next
+constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
+constexpr int V_STRIDE_HEAD = 2048;  // elements from one head index to the next
+constexpr int V_STRIDE_TOK = 128;  // elements from one tok index to the next
+constexpr int V_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
+
+struct Args {
+  uint16_t* k_new;  // new keys, T x kv_heads x head_dim
+  int64_t k_new_stride_tok;  // elements
+  int64_t k_new_stride_head;  // elements
+  uint16_t* v_new;  // new values, T x kv_heads x v_head_dim
+  int64_t v_new_stride_tok;  // elements
+  int64_t v_new_stride_head;  // elements
+  int64_t* slots;  // page * page_size + offset, T; -1 skips the token
+  int64_t num_tokens;  // tokens T
+  int8_t* k;  // k plane
+  int64_t k_stride_page;  // elements
+  float* k_scale;  // k_scale plane
+  int64_t k_scale_stride_page;  // elements
+  int8_t* v;  // v plane
+  int64_t v_stride_page;  // elements
+  float* v_scale;  // v_scale plane
+  int64_t v_scale_stride_page;  // elements
+  int64_t num_threads;  // CPU threads to use
+};
+
+
+inline float bf16_to_f32(uint16_t x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof y);
+  return y;
+}
+// Round to nearest even; a NaN stays one.
+inline uint16_t f32_to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint16_t nan = (uint16_t)(bits >> 16 | 0x40);
+  return (bits & 0x7fffffff) > 0x7f800000 ? nan : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+
+// Round to nearest even (adding 1.5 * 2^23 leaves no fraction bits) and saturate; NaN becomes 0.
+inline int8_t encode(float x) {
+  const float limited = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
+  const float rounded = (limited + 12582912.0f) - 12582912.0f;
+  return rounded == rounded ? (int8_t)rounded : 0;
+}
+inline uint32_t magnitude(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffff;
+}
+
+inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
+  int8_t* row = a.k + page * a.k_stride_page + head * K_STRIDE_HEAD + tok * K_STRIDE_TOK;
+  // The largest magnitude, compared as bits: inf and NaN come out on top.
+  uint32_t amax_bits = 0;
+  for (int d = 0; d < HEAD_DIM; ++d) amax_bits = std::max(amax_bits, magnitude(bf16_to_f32(x[d])));
+  float amax;
+  std::memcpy(&amax, &amax_bits, sizeof amax);
+  float* scale = a.k_scale + page * a.k_scale_stride_page + head * K_SCALE_STRIDE_HEAD + tok;
+  if (amax_bits >= 0x7f800000 || amax < SMALLEST_AMAX) {
+    // A row with an inf or NaN reads back as NaN; a row of zeros as zeros.
+    *scale = amax_bits >= 0x7f800000 ? NAN : 0.0f;
+    for (int d = 0; d < HEAD_DIM; ++d) row[d] = 0;
+    return;
+  }
+  *scale = amax / 127.0f;
+  const float inv = 1.0f / *scale;
+  for (int d = 0; d < HEAD_DIM; ++d) row[d] = encode(bf16_to_f32(x[d]) * inv);
+}
+
+inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
+  int8_t* row = a.v + page * a.v_stride_page + head * V_STRIDE_HEAD + tok * V_STRIDE_TOK;
+  // The largest magnitude, compared as bits: inf and NaN come out on top.
+  uint32_t amax_bits = 0;
+  for (int d = 0; d < V_HEAD_DIM; ++d) amax_bits = std::max(amax_bits, magnitude(bf16_to_f32(x[d])));
+  float amax;
+  std::memcpy(&amax, &amax_bits, sizeof amax);
+  float* scale = a.v_scale + page * a.v_scale_stride_page + head * V_SCALE_STRIDE_HEAD + tok;
+  if (amax_bits >= 0x7f800000 || amax < SMALLEST_AMAX) {
+    // A row with an inf or NaN reads back as NaN; a row of zeros as zeros.
+    *scale = amax_bits >= 0x7f800000 ? NAN : 0.0f;
+    for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = 0;
+    return;
+  }
+  *scale = amax / 127.0f;
+  const float inv = 1.0f / *scale;
+  for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = encode(bf16_to_f32(x[d]) * inv);
+}
+
+int run(const Args& a) {
+#pragma omp parallel for num_threads((int)a.num_threads) schedule(static) if (a.num_tokens * KV_HEADS >= PARALLEL_ROWS)
+  for (int64_t token = 0; token < a.num_tokens; ++token) {
+    const int64_t slot = a.slots[token];
+    if (slot < 0) continue;
+    const int64_t page = slot / PAGE, tok = slot % PAGE;
+    for (int64_t head = 0; head < KV_HEADS; ++head) {
+      store_k(a, page, tok, head, a.k_new + token * a.k_new_stride_tok + head * a.k_new_stride_head);
+      store_v(a, page, tok, head, a.v_new + token * a.v_new_stride_tok + head * a.v_new_stride_head);
+    }
+  }
+  return 0;
+}
+
+}  // namespace kvgen_append_69fbf25a_impl
+
+extern "C" int kvgen_append_69fbf25a(const void* args) {
+  return kvgen_append_69fbf25a_impl::run(*static_cast<const kvgen_append_69fbf25a_impl::Args*>(args));
+}
