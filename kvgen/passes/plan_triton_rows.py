@@ -120,7 +120,7 @@ def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
 def _merge(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
     att = spec.attention
     parts = split_d(att.v_head_dim)
-    constants = (
+    constants: tuple[Constant, ...] = (
         Constant("Q_HEADS", att.q_heads, "query heads"),
         Constant("ROWS", schedule.int("rows"), "rows (token, query head) of a program"),
     )
