@@ -12,14 +12,15 @@ from kvgen.backends.cpu import isa
 from kvgen.backends.cpu.compiler import find_compiler, sanitizer_libraries
 from kvgen.errors import ToolchainError
 from kvgen.library import Library
-from tests.support.bundle import compile_only
-from tests.support.cases import Case, wanted_kernels
+from tests.support.bundle import compile_only, prepare
+from tests.support.cases import Case, check_case, wanted_kernels
 from tests.support.compare import assert_attention
 from tests.support.engines import CPU_ROWS, ENGINES, cpu_library, engine_params, library
+from tests.support.guard import run_guarded
 from tests.support.oracle import OracleLibrary
 from tests.support.sanitize import run_sanitized
 from tests.support.specs import make_spec
-from tests.support.world import World
+from tests.support.world import Where, World
 
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
 FAR = 2**31 + 4096
@@ -62,6 +63,33 @@ def test_pages_farther_apart_than_an_int32_counts(row: str, name: str) -> None:
         assert torch.equal(near_result, far_result)
     if name == "bf16":
         assert torch.equal(results[1][4], k.bfloat16().float())
+
+
+PACKED_ROWS = (
+    ("f32", 72, "f32"),
+    ("bf16", 72, "bf16"),
+    ("bf16", 80, "bf16"),
+    ("bf16", 72, "f32"),
+    ("f16", 72, "f16"),
+    ("int8-tensor", 72, "f32"),
+    ("int8-token", 72, "bf16"),
+)
+"""Format, head_dim and query type: every load with a tail that some row has."""
+
+
+@pytest.mark.parametrize("where", ["end", "begin"])
+@pytest.mark.parametrize("row", engine_params(CPU_ROWS))
+def test_line_11_the_last_row_of_a_pool_is_not_read_past(row: str, where: Where) -> None:
+    """Packed rows of 72 and 80 elements, pages of one token, all of them in use: K and V end at the guard."""
+    specs = [
+        make_spec(name, name, "two-pools-nhd", 1, 1, 2, head_dim, q_dtype=q_dtype, align=1)
+        for name, head_dim, q_dtype in PACKED_ROWS
+    ]
+    cases = [Case(spec, seed=seed, where=where, spare=0, most=97) for seed, spec in enumerate(specs)]
+    libraries = [cpu_library(case.spec, row) for case in cases]
+    prepare((lib, wanted_kernels(case)) for lib, case in zip(libraries, cases, strict=True))
+    for lib, case in zip(libraries, cases, strict=True):
+        assert not run_guarded(lambda lib=lib, case=case: check_case(lib, case)).check(), case.spec.name
 
 
 @pytest.mark.parametrize("engine", engine_params(ENGINES[1:]))

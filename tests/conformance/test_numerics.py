@@ -85,6 +85,20 @@ def test_line_04_empty_chunk_under_split(engine: str, build: Build) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
+def test_line_04_rows_without_keys_under_split(engine: str, build: Build) -> None:
+    """More queries than keys: the first rows are empty in every split, and in their merge."""
+    split, kv, q_len = (128, 130, 140) if engine == "interpret" else (256, 260, 300)
+    lib = build(make_spec("f32", "f32", page_size=16, kv_heads=1, group=1), split)
+    world = World(lib, 20)
+    table, lens, q_starts = world.table([kv]), world.ints([kv]), starts(world, q_len)
+    world.fill(table, [kv])
+    q = world.query(q_len)
+    out, lse = lib.decode(q, world.cache, table, lens, q_starts)
+    empty = q_len - kv
+    assert (out[:empty] == 0).all() and (lse[:empty] == -math.inf).all()
+    assert_attention((out, lse), OracleLibrary(lib.spec).decode(q, world.cache, table, lens, q_starts), "f32")
+
+
 def test_line_05_empty_request_beside_a_full_one(build: Build) -> None:
     lib = build(make_spec("f32", "f32", page_size=16, kv_heads=2, group=4))
     world = World(lib, 12)

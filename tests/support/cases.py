@@ -24,13 +24,17 @@ FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 @dataclass(frozen=True)
 class Case:
-    """What a kernel is shown. ``budget`` bounds the oracle's work, in multiplications."""
+    """What a kernel is shown.
+
+    ``spare``: pages beyond those that requests use. ``budget`` bounds the oracle's work, in multiplications.
+    """
 
     spec: Spec
     batch: int = 3
     input: str = "f32"
     where: Where = "end"
     seed: int = 0
+    spare: int = 4
     most: int = 2048
     most_q: int = 127
     budget: float = 1e8
@@ -65,7 +69,7 @@ class Case:
 def check_case(lib: Any, case: Case) -> list[str]:
     """Every op of ``lib`` on the case's batch; returns all that is wrong, empty where nothing is."""
     lens = case.kv_lens()
-    pages = sum(-(-n // case.spec.cache.page_size) for n in lens) + 4
+    pages = sum(-(-n // case.spec.cache.page_size) for n in lens) + case.spare
     world = World(lib, pages, where=case.where, seed=case.seed)
     table = world.table(lens, shared=case.seed % 2 == 0)
     wrong = _append(world, case, table, lens)

@@ -72,9 +72,10 @@ class World:
         self.record = place(self.spec)
         self.num_pages = num_pages
         self.rng = np.random.default_rng(seed)
-        # 16: the least alignment that every backend takes. Sizes that are multiples of it touch the guard.
+        # Triton kernels are promised 16 bytes; less lets a pool of any size end at its guard page.
+        align = 16 if getattr(getattr(lib, "target", None), "interpreted", False) else 4
         self.bytes = {
-            name: poisoned([size.at(num_pages)], torch.uint8, where, 16).fill_(0xFF).numpy()
+            name: poisoned([size.at(num_pages)], torch.uint8, where, align).fill_(0xFF).numpy()
             for name, size in self.record.pools
         }
         scales = static_scales(self.spec, seed) if scales is None else scales
