@@ -11,6 +11,7 @@ into place, so a killed process leaves neither a stale lock nor a half-written f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import secrets
@@ -51,7 +52,9 @@ def configured_root() -> Path | None:
     """The cache folder the environment names (it may not exist); None when it names none."""
     explicit = os.environ.get("KVGEN_CACHE_DIR")
     if explicit:
-        return Path(explicit).expanduser().absolute()
+        with contextlib.suppress(RuntimeError):  # the home of a user that does not exist: a folder named "~x"
+            return Path(explicit).expanduser().absolute()
+        return Path(explicit).absolute()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative paths are invalid and must be ignored.
     if xdg and Path(xdg).is_absolute():

@@ -6,6 +6,8 @@ mode on the CPU: on a GPU that would need a synchronisation.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ def need(
 ) -> None:
     """Refuse ``tensor`` unless it has one of ``dtypes``, this shape (names are free sizes) and device."""
     if not hasattr(tensor, "data_ptr"):
-        raise ArgumentError(f"{name} = {tensor!r}: give a torch tensor")
+        raise ArgumentError(f"{name} = {brief(tensor)}: give a torch tensor")
     if tensor.dtype not in dtypes:
         names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         cast = {"int32": ".int()", "int64": ".long()"}.get(names, f".to(torch.{names.split(' or ')[0]})")
@@ -44,12 +46,120 @@ def need(
         raise ArgumentError(
             f"{name}: last dimension has stride {tensor.stride(-1)}, not 1; use .contiguous()"
         )
+    if tensor.is_neg() or tensor.is_conj():
+        raise ArgumentError(f"{name}: a lazily negated view, whose memory differs; use .resolve_neg()")
+    try:
+        nowhere = tensor.data_ptr() == 0 and tensor.numel() > 0
+    except RuntimeError:  # sparse tensors, those of a functorch transform
+        nowhere = True
+    if nowhere:
+        raise ArgumentError(f"{name}: a {type(tensor).__name__} without memory; give a plain, dense tensor")
+
+
+def need_apart(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Refuse outputs that overlap themselves (``.expand``), each other, or what a kernel reads."""
+    taken = dict(others)
+    for name, tensor in outputs.items():
+        reach = 1
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and stride < reach:
+                raise ArgumentError(
+                    f"{name}: strides {tensor.stride()} put several elements into one place; "
+                    "give memory of its own for each"
+                )
+            reach += max(0, size - 1) * stride
+        for other, used in taken.items():
+            if _overlap(tensor, used):
+                raise ArgumentError(f"{name}: shares memory with {other}; give {name} memory of its own")
+        taken[name] = tensor
+
+
+def is_row(tensor: Any, pool: Any) -> bool:
+    """Whether ``tensor`` is one of ``pool[0]``, ``pool[1]``, ..."""
+    if tuple(tensor.shape) != tuple(pool.shape[1:]) or tensor.stride() != pool.stride()[1:]:
+        return False
+    first, step = pool.data_ptr(), pool.stride(0) * pool.itemsize
+    return any(tensor.data_ptr() == first + row * step for row in range(pool.shape[0]))
+
+
+def _overlap(one: Any, two: Any) -> bool:
+    """Whether two tensors share an element's bytes; False where that takes too long to find out."""
+    spans = [(t.data_ptr(), t.data_ptr() + _reach(t)) for t in (one, two)]
+    if max(spans[0][0], spans[1][0]) >= min(spans[0][1], spans[1][1]):
+        return False
+    if one.device.type != "cpu" or two.device.type != "cpu":
+        return True
+    try:
+        share: Any = np.shares_memory  # numpy's stub knows two values of max_work only
+        return bool(share(_places(one), _places(two), max_work=10_000))
+    except np.exceptions.TooHardError:
+        return False
+
+
+def _reach(tensor: Any) -> int:
+    """Bytes from the first element of a tensor to the end of its last; 0 where it has none."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.itemsize)
+
+
+def _places(tensor: Any) -> Any:
+    """A tensor's bytes as a numpy array of its strides (numpy has no bfloat16)."""
+    import torch
+
+    same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    return tensor.detach().view(same).numpy()
+
+
+def need_scale(scale: Any, default: float) -> float:
+    """``scale`` as a float; refused where it is no positive number that f32 can hold."""
+    try:
+        value = math.nan if isinstance(scale, bool | str | bytes) else float(scale)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several values
+        value = math.nan
+    if 2.0**-126 <= value < 2.0**127:
+        return value
+    raise ArgumentError(
+        f"scale = {brief(scale)}: give a positive finite number of the f32 range, or None for {default}"
+    )
+
+
+def need_pair(name: str, pair: Any) -> None:
+    """Refuse anything but two tensors with rows."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ArgumentError(f"{name} = {brief(pair)}: give a pair of tensors (k, v)")
+    for at, tensor in enumerate(pair):
+        if not hasattr(tensor, "data_ptr") or not tensor.dim():
+            raise ArgumentError(f"{name}[{at}] = {brief(tensor)}: give a torch tensor (T, kv_heads, width)")
+
+
+def need_starts(q_starts: Any) -> None:
+    """Refuse a prefill that does not say which rows of q belong to which request."""
+    if q_starts is None:
+        raise ArgumentError("q_starts = None: prefill needs the first row of each request, (B + 1,) int32")
+
+
+def need_no_params(params: Any) -> None:
+    """Refuse parameters: no spec declares any yet."""
+    if params is not None and not (isinstance(params, Mapping) and not params):
+        shown = brief(list(params) if isinstance(params, Mapping) else params)
+        raise ArgumentError(f"params = {shown}: this spec declares no parameters; leave params out")
+
+
+def brief(value: Any) -> str:
+    """``repr`` on one short line: what a caller gave may be a whole array, or an endless number."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an integer of thousands of digits
+        return f"({type(value).__name__} too large to show)"
+    return text if len(text) <= 100 else f"{text[:100]} ... ({type(value).__name__})"
 
 
 def need_workspace(workspace: Any, nbytes: int, device: Any) -> None:
     """Refuse a workspace that is too small, elsewhere, scattered, or off the boundaries kernels rely on."""
     if not hasattr(workspace, "data_ptr"):
-        raise ArgumentError(f"workspace = {workspace!r}: give a torch tensor")
+        raise ArgumentError(f"workspace = {brief(workspace)}: give a torch tensor")
     if workspace.nbytes < nbytes:
         raise ArgumentError(
             f"workspace: {workspace.nbytes} bytes, but this call needs {nbytes}; see workspace_bytes()"

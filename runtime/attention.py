@@ -65,6 +65,7 @@ class AttentionOps(OpsBase):
         q (T, q_heads, head_dim); request b owns rows q_starts[b] .. q_starts[b+1] - 1. Otherwise as
         ``decode``.
         """
+        check.need_starts(q_starts_B1)
         values = self._attention(
             q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, scale, params, num_threads
         )
@@ -84,10 +85,10 @@ class AttentionOps(OpsBase):
         """Bytes that ``workspace=`` must hold for ``decode`` or ``prefill`` with these arguments."""
         if op not in ("decode", "prefill"):
             raise ArgumentError(f"op = {op!r}: only decode and prefill take a workspace")
+        if op == "prefill":
+            check.need_starts(q_starts_B1)
         variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
-        values = self._attention(
-            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, None, None, num_threads
-        )
+        values = self._attention(q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, None, None, num_threads)
         return self.kernel(op, variant).workspace(values) if q_THD.shape[0] else 0
 
     def _attention(
@@ -102,17 +103,13 @@ class AttentionOps(OpsBase):
         num_threads: int | None,
     ) -> dict[str, Any]:
         self._own(cache)
-        if params:
-            raise ArgumentError(
-                f"params = {sorted(params)}: this spec declares no parameters; leave params out"
-            )
+        check.need_no_params(params)
         att = self.spec.attention
-        rows: int | str = "T" if q_starts is not None else table.shape[0] if hasattr(table, "shape") else "B"
+        # A table of no dimensions has no rows to compare with; it is refused for itself below.
+        rows: int | str = "T" if q_starts is not None else (*getattr(table, "shape", ()), "B")[0]
         check.need("q", q, (torch_dtype(att.q_dtype),), (rows, att.q_heads, att.head_dim), cache.device)
         max_q_len = self._check_table(cache, table, kv_lens, q_starts, total=q.shape[0])
-        scale = att.scale if scale is None else float(scale)
-        if not (math.isfinite(scale) and scale > 0):
-            raise ArgumentError(f"scale = {scale!r}: give a positive finite number, or None for {att.scale}")
+        scale = att.scale if scale is None else check.need_scale(scale, att.scale)
         return {
             **cache.arguments(),
             "q": q,
@@ -172,7 +169,13 @@ class AttentionOps(OpsBase):
         workspace: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         q = values["q"]
+        given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
         out, lse = self._outputs(out, lse, q.shape[0], q.dtype, q.device)
+        if given:
+            held = {"q": q, "page_table": values["page_table"], "kv_lens": values["kv_lens"]}
+            if workspace is not None and hasattr(workspace, "data_ptr"):
+                held["workspace"] = workspace
+            check.need_apart(given, held)
         values |= output_values(out, lse)
         if out.shape[0] == 0:
             return out, lse

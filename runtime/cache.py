@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Plane, Spec
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
+from kvgen.runtime.arguments import brief
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,8 @@ def new_cache(
             raise ArgumentError(f"{name} = {value!r}: give a positive integer")
     if num_pages > 2**31 - 1:
         raise ArgumentError(f"num_pages = {num_pages}: page ids are int32, so at most {2**31 - 1}")
-    static = _static_scales(spec, scales or {}, device)
+    _check_device(device)
+    static = _static_scales(spec, scales, device)
     align = max(64, record.align)
     steps = {pool: -(-size.at(num_pages) // align) * align for pool, size in record.pools}
     slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}
@@ -124,7 +126,7 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
     for plane in record.planes:
         tensor = planes[plane.name]
         if not hasattr(tensor, "data_ptr"):
-            raise ArgumentError(f"{plane.name} = {tensor!r}: give a torch tensor")
+            raise ArgumentError(f"{plane.name} = {brief(tensor)}: give a torch tensor")
         if tensor.dim() != len(plane.axes):
             axes = " ".join(str(placed.axis) for placed in plane.axes)
             raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but its axes are '{axes}'")
@@ -136,7 +138,7 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
     for name in names:
         if planes[name].device != device:
             raise ArgumentError(f"{name}: on {planes[name].device}, but k is on {device}; move one of them")
-    static = _static_scales(spec, scales or {}, str(device))
+    static = _static_scales(spec, scales, str(device))
     return Cache(spec, record, num_pages, {name: planes[name] for name in names} | static)
 
 
@@ -203,10 +205,23 @@ def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:
     return slab[shift : shift + nbytes]
 
 
-def _static_scales(spec: Spec, scales: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+def _check_device(device: Any) -> None:
     import torch
 
-    unknown = sorted(set(scales) - {"k", "v"})
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"device = {device!r}: torch cannot use it here ({reason})") from None
+
+
+def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) -> dict[str, torch.Tensor]:
+    import torch
+
+    scales = {} if scales is None else scales
+    if not isinstance(scales, Mapping):
+        raise ArgumentError(f"scales = {brief(scales)}: give a mapping, {{'k': tensor, 'v': tensor}}")
+    unknown = sorted(set(scales) - {"k", "v"}, key=str)
     if unknown:
         raise ArgumentError(f"scales[{unknown[0]!r}]: give scales for 'k' and 'v'")
     found = {}
@@ -223,7 +238,12 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any], device: str) -> dict[s
             what = f"{count} positive f32 scales, one a KV head" if count > 1 else "one positive f32 scale"
             reason = "cannot be computed by an append (its group spans tokens)"
             raise ArgumentError(f"scales[{side!r}]: missing; the scale of {side} {reason}: give {what}")
-        tensor = torch.as_tensor(scales[side], dtype=torch.float32, device=device).reshape(-1).contiguous()
+        try:
+            tensor = torch.as_tensor(scales[side], dtype=torch.float32, device=device)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            shown = brief(scales[side])
+            raise ArgumentError(f"scales[{side!r}] = {shown}: give numbers, or a tensor with data") from None
+        tensor = tensor.detach().reshape(-1).contiguous()
         if tensor.numel() != count:
             raise ArgumentError(f"scales[{side!r}]: {tensor.numel()} values, but the spec has {count}")
         # Below that, 1 / scale is no number to round with.

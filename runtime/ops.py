@@ -65,12 +65,20 @@ class CacheOps(AttentionOps):
         import torch
 
         att = self.spec.attention
-        device = torch.device(outs_NTHD.device)
+        # Nothing else says which device: without a tensor, ``need`` refuses outs for what it is.
+        device = getattr(outs_NTHD, "device", None)
         floats = (torch.float32, torch.bfloat16, torch.float16)
         check.need("outs", outs_NTHD, floats, ("N", "T", att.q_heads, att.v_head_dim), device)
         states, tokens = outs_NTHD.shape[:2]
         check.need("lses", lses_NTH, (torch.float32,), (states, tokens, att.q_heads), device)
+        given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
         out, lse = self._outputs(out, lse, tokens, outs_NTHD.dtype, device)
+        if given:
+            # One of the inputs is a fine place, state for state; a place across several is not.
+            inputs = {"outs": (outs_NTHD, out), "lses": (lses_NTH, lse)}
+            check.need_apart(
+                given, {name: pool for name, (pool, own) in inputs.items() if not check.is_row(own, pool)}
+            )
         if tokens:
             self.kernel("merge", dtype_name(outs_NTHD.dtype)).launch(
                 {
@@ -120,11 +128,13 @@ class CacheOps(AttentionOps):
 
         att = self.spec.attention
         self._check_table(cache, page_table_BP, kv_lens_B, None, ranged=False)
-        dtype = dtype or (out[0].dtype if out else torch_dtype(att.q_dtype))
+        if out is not None:
+            check.need_pair("out", out)
+        dtype = dtype or (torch_dtype(att.q_dtype) if out is None else out[0].dtype)
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ArgumentError(f"dtype = {dtype}: give torch.float32, torch.bfloat16 or torch.float16")
         ends = torch.cumsum(kv_lens_B, 0, dtype=torch.int64)
-        total = out[0].shape[0] if out else (int(ends[-1]) if len(ends) else 0)
+        total = (int(ends[-1]) if len(ends) else 0) if out is None else out[0].shape[0]
         if out is None:
             k = torch.empty(total, att.kv_heads, att.head_dim, dtype=dtype, device=cache.device)
             v = torch.empty(total, att.kv_heads, att.v_head_dim, dtype=dtype, device=cache.device)
@@ -134,6 +144,7 @@ class CacheOps(AttentionOps):
                 total = int(ends[-1]) if len(ends) else 0
             check.need("out[0]", k, (dtype,), (total, att.kv_heads, att.head_dim), cache.device)
             check.need("out[1]", v, (dtype,), (total, att.kv_heads, att.v_head_dim), cache.device)
+            check.need_apart({"out[0]": k, "out[1]": v}, {})
         if total:
             capacity = page_table_BP.shape[1] * self.spec.cache.page_size
             longest = int(kv_lens_B.max()) if cache.device.type == "cpu" else capacity

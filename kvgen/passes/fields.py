@@ -69,6 +69,11 @@ def _positive_number(value: Any) -> str | None:
     return None if 2.0**-126 <= value < 2.0**127 else "not a positive finite number of the f32 range"
 
 
+def _short(value: Any) -> str | None:
+    # Messages quote a layout several times; no layout has more than 13 axes.
+    return "not a string" if not isinstance(value, str) else None if len(value) <= 200 else "too long"
+
+
 def _label(value: Any) -> str | None:
     # It ends up in comments of generated sources, which it must not be able to close or continue.
     if not isinstance(value, str):
@@ -99,7 +104,7 @@ ATTENTION = {
 }
 CACHE = {
     "page_size": Field(_integer(1, 4096), "for example 16"),
-    "layout": Field(_kind(str, "a string"), "for example 'page kv head tok d'", "page kv head tok d"),
+    "layout": Field(_short, "for example 'page kv head tok d'", "page kv head tok d"),
     "align": Field(_power_of_two, "a power of two from 1 to 4096", 64),
     "k": Field(_kind(Mapping, "a table"), "a [cache.k] table"),
     "v": Field(_kind(Mapping, "a table"), "a [cache.v] table"),
@@ -108,7 +113,7 @@ QUANT = {
     "format": Field(_one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
     "group": Field(_kind(Mapping, "a table"), "for example { tok = 1, head = 1 }", None),
     "scale_dtype": Field(_one_of("f32"), "'f32'", "f32"),
-    "layout": Field(_kind(str, "a string"), "the axes right of kv, for example 'head d/8 tok d%8'", None),
+    "layout": Field(_short, "the axes right of kv, for example 'head d/8 tok d%8'", None),
 }
 
 
@@ -122,10 +127,10 @@ def note(problems: Problems, path: str, value: object, reason: str, hint: str = 
 def _showable(value: object) -> object:
     """``value``, or a description where Python refuses to print it: a huge integer, very deep nesting."""
     try:
-        repr(value)
+        shown = repr(value)
     except (ValueError, RecursionError):
-        return f"({type(value).__name__} too large to show)"
-    return value
+        shown = ""
+    return value if 0 < len(shown) <= 4000 else f"({type(value).__name__} too large to show)"
 
 
 def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Problems) -> dict[str, Any]:

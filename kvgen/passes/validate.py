@@ -106,8 +106,6 @@ def _layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
         return LayoutSpec.parse(text)
     except LayoutError as error:
         note(problems, path, text, str(error))
-    except ValueError:  # int() refuses thousands of digits
-        note(problems, path, text, "splits by a block that is no sensible number")
     return None
 
 

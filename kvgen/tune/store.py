@@ -170,7 +170,7 @@ def read(
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, an endless number or nesting
         refuse(path, f"is no tuning record ({error})")
         return None
     except OSError as error:

@@ -91,7 +91,7 @@ def mistakes(raw: object) -> list[Diagnostic]:
         ("cache.layout", "kv head d/8 page tok d%8", "page stands right of a d axis"),
         ("cache.layout", "page kv head tok/3 tok%3 d", "does not divide page_size = 16"),
         ("cache.layout", "page kv head d/24 tok d%24", "does not divide head_dim = 64"),
-        ("cache.layout", f"page kv head d/{'9' * 5000} tok d%{'9' * 5000}", "no sensible number"),
+        ("cache.layout", f"page kv head d/{'9' * 5000} tok d%{'9' * 5000}", "too long"),
         ("cache.k.format", "int4", "not one of the choices"),
         ("cache.k.group", {"d": 32}, "no int8 kernel scales by this block"),
         ("cache.k.group", {"tok": 16, "head": 1}, "no int8 kernel"),

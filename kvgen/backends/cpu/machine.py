@@ -10,11 +10,21 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.errors import ArgumentError
+
+MAX_THREADS = 1024
+"""Most threads of one kernel. An OpenMP runtime asked for more than it can start ends the process."""
+
+_threaded = False
+"""Whether kernels of this process were given several threads."""
+_forked = False
+"""Whether this process was forked from one in which ``_threaded`` held."""
 
 _CPUS = Path("/sys/devices/system/cpu")
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
@@ -132,20 +142,45 @@ def num_threads(requested: int | None = None) -> int:
     The runtime's own setting (``omp_set_num_threads``, ``OMP_NUM_THREADS``) is neither read nor written,
     because torch shares it (see the ``openmp`` module).
 
+    In the child of a fork it is 1 (with one warning) where the parent has used more: GCC's OpenMP would wait
+    there for ever for threads that the fork did not copy. Results don't depend on the number.
+
     Raises:
-        ArgumentError: not a positive whole number.
+        ArgumentError: not a whole number from 1 to ``MAX_THREADS``.
     """
+    global _threaded
+    count = _wanted_threads(requested)
+    if count > 1 and _forked:
+        warnings.warn(
+            "this process was forked after kernels ran with several threads; kernels use one thread here. "
+            "Start workers with multiprocessing's 'spawn' to use more.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return 1
+    _threaded = _threaded or count > 1
+    return count
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = _forked or _threaded
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _wanted_threads(requested: int | None) -> int:
+    want = f"must be a whole number from 1 to {MAX_THREADS}"
     if requested is not None:
-        if isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
-            raise ArgumentError(f"threads = {requested!r}: must be a whole number of at least 1")
+        if isinstance(requested, bool) or not isinstance(requested, int) or not 0 < requested <= MAX_THREADS:
+            raise ArgumentError(f"num_threads = {requested!r}: {want}")
         return requested
     value = os.environ.get("KVGEN_NUM_THREADS", "").strip()
     if not value:
-        return snapshot().usable_cores
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ArgumentError(
-            f"KVGEN_NUM_THREADS = {value!r}: must be a whole number of at least 1; unset it for all cores"
-        )
+        return min(snapshot().usable_cores, MAX_THREADS)
+    if not re.fullmatch("[0-9]{1,9}", value) or not 0 < int(value) <= MAX_THREADS:
+        raise ArgumentError(f"KVGEN_NUM_THREADS = {value!r}: {want}; unset it for all cores")
     return int(value)
 
 
