@@ -61,7 +61,8 @@ def need_apart(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     taken = dict(others)
     for name, tensor in outputs.items():
         reach = 1
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        axes = [] if tensor.is_contiguous() else zip(tensor.stride(), tensor.shape, strict=True)
+        for stride, size in sorted(axes):
             if size > 1 and stride < reach:
                 raise ArgumentError(
                     f"{name}: strides {tensor.stride()} put several elements into one place; "
@@ -84,8 +85,11 @@ def is_row(tensor: Any, pool: Any) -> bool:
 
 def _overlap(one: Any, two: Any) -> bool:
     """Whether two tensors share an element's bytes; False where that takes too long to find out."""
-    spans = [(t.data_ptr(), t.data_ptr() + _reach(t)) for t in (one, two)]
-    if max(spans[0][0], spans[1][0]) >= min(spans[0][1], spans[1][1]):
+    first, second = one.data_ptr(), two.data_ptr()
+    # Most tensors lie apart, and of those that do only the lower one's extent matters.
+    if first + _reach(one) <= second if first < second else second + _reach(two) <= first:
+        return False
+    if not one.numel() or not two.numel():
         return False
     if one.device.type != "cpu" or two.device.type != "cpu":
         return True
@@ -98,8 +102,8 @@ def _overlap(one: Any, two: Any) -> bool:
 
 def _reach(tensor: Any) -> int:
     """Bytes from the first element of a tensor to the end of its last; 0 where it has none."""
-    if not tensor.numel():
-        return 0
+    if tensor.is_contiguous() or not tensor.numel():
+        return int(tensor.nbytes)
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.itemsize)
 
