@@ -16,6 +16,7 @@ from kvgen.backends.triton.kernel import TritonKernel, sources
 from kvgen.backends.triton.launch_device import why_not
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.passes.abi import VARIANTS
+from kvgen.passes.inspect import faults
 from kvgen.passes.render import render
 from kvgen.tune import model
 from kvgen.tune.outcome import Outcome, Progress, Step
@@ -93,11 +94,9 @@ class GpuJudge:
     def _inspect(
         self, candidate: Candidate, facts: Mapping[str, Mapping[str, Any]], seen: dict[str, Candidate]
     ) -> None:
-        for name, kernel in facts.items():
-            spilled = int(kernel["spill_bytes"]) + 4 * int(kernel["spilled_registers"])
-            if spilled:
-                candidate.fail(Outcome.RESOURCE, f"{name} keeps {spilled} bytes of registers in memory")
-                return
+        if found := faults(candidate.plan.op, facts):
+            candidate.fail(Outcome.RESOURCE, "; ".join(found))
+            return
         same = "|".join(str(kernel["fingerprint"]) for kernel in facts.values())
         first = seen.setdefault(same, candidate)
         if first is not candidate:

@@ -25,7 +25,7 @@ class HsacoFacts:
     scalar_registers: int
     """SGPRs a wavefront."""
     spilled_registers: int
-    """VGPRs and SGPRs that were spilled."""
+    """VGPRs that were spilled. SGPRs "spill" into lanes of a vector register, not to memory: not counted."""
     frame_bytes: int
     """Scratch memory of a thread in bytes."""
     parameters: tuple[Parameter, ...]
@@ -43,7 +43,7 @@ def hsaco_facts(data: bytes, kernel: str) -> HsacoFacts:
                     registers=entry[".vgpr_count"],
                     accumulators=entry.get(".agpr_count", 0),
                     scalar_registers=entry[".sgpr_count"],
-                    spilled_registers=entry[".vgpr_spill_count"] + entry[".sgpr_spill_count"],
+                    spilled_registers=entry[".vgpr_spill_count"],
                     frame_bytes=entry[".private_segment_fixed_size"],
                     parameters=tuple(Parameter(a[".offset"], a[".size"]) for a in entry[".args"]),
                     code=elf.section(".text").data,

@@ -36,7 +36,7 @@ class Resources:
     """Stack frame (NVIDIA) or scratch (AMD) of a thread in bytes. It may be used outside the loops only:
     see ``Loop.local_loads``."""
     spilled_registers: int
-    """Registers that AMD's compiler says it spilled; NVIDIA's does not say, so 0 there."""
+    """Vector registers that AMD's compiler says it spilled; NVIDIA's does not say, so 0 there."""
     shared_bytes: int
     """Dynamic shared memory (LDS) of a block in bytes."""
     tensor_memory_columns: int
