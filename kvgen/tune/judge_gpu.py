@@ -89,12 +89,16 @@ class GpuJudge:
                 candidate.fail(Outcome(failed.outcome.value), failed.message)
                 continue
             binaries = tuple(r.kernel for r in results if r.kernel is not None)
-            self._inspect(candidate, TritonKernel(plan, text, group, binaries).resources(), seen)
+            self._inspect(candidate, plan.op, TritonKernel(plan, text, group, binaries).resources(), seen)
 
     def _inspect(
-        self, candidate: Candidate, facts: Mapping[str, Mapping[str, Any]], seen: dict[str, Candidate]
+        self,
+        candidate: Candidate,
+        op: str,
+        facts: Mapping[str, Mapping[str, Any]],
+        seen: dict[str, Candidate],
     ) -> None:
-        if found := faults(candidate.plan.op, facts):
+        if found := faults(op, facts):
             candidate.fail(Outcome.RESOURCE, "; ".join(found))
             return
         same = "|".join(str(kernel["fingerprint"]) for kernel in facts.values())
