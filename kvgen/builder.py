@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvgen.backends.protocol import Backend
-from kvgen.errors import ArgumentError, UnsupportedError
-from kvgen.ir import Schedule, Spec, Target
+from kvgen.errors import ArgumentError
+from kvgen.ir import Spec
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
 from kvgen.library import Library
 from kvgen.passes.place import place
 from kvgen.passes.validate import load_spec
 from kvgen.passes.verify import verify_record
-from kvgen.targets import known_target
-from kvgen.tune.space import load_space, spec_facts
+from kvgen.resolve import backend_for, resolve_target
+from kvgen.tune.defaults import default_schedule
 
 TUNE_MODES = ("cache", "off", "quick", "full")
 """cache: use what is stored, never tune; off: default schedules; quick, full: tune what is missing."""
@@ -68,55 +67,3 @@ def assemble(
 
         chosen |= choose(spec, record, resolved, backend, tune, pins, chosen)
     return Library(spec, record, resolved, backend, chosen, checked=checked)
-
-
-def default_schedule(
-    backend: Backend, op: str, spec: Spec, target: Target, pins: Mapping[str, Knob]
-) -> Schedule:
-    """The seed of the target, made to fit the spec, with pinned knobs.
-
-    ``ArgumentError`` for a knob that does not exist or a pin that breaks a constraint.
-    """
-    space = load_space(backend.space(op))
-    facts = spec_facts(spec, target)
-    for knob, value in pins.items():
-        if knob not in space.knobs:
-            raise ArgumentError(
-                f"schedule[{op!r}][{knob!r}]: no such knob; {op} has {', '.join(space.knobs) or 'none'}"
-            )
-        if type(value) is not type(space.knobs[knob][0]):
-            raise ArgumentError(
-                f"schedule[{op!r}][{knob!r}] = {value!r}: give for example {space.knobs[knob][0]!r}"
-            )
-    schedule = space.default(target, facts, pins)
-    if not space.allows(schedule, facts):
-        broken = [text for text in space.constraints if not space.holds(text, schedule, facts)]
-        raise ArgumentError(f"schedule[{op!r}] = {dict(pins)}: breaks the constraint {broken[0]!r}")
-    return schedule
-
-
-def resolve_target(name: str) -> Target:
-    """The target called ``name``; ``cpu``, ``cuda`` and ``hip`` stand for the device present."""
-    if name == "cpu" or name.startswith("cpu-"):
-        from kvgen.backends.cpu import isa
-
-        row = isa.resolve_target(name)
-        return dataclasses.replace(known_target(row.target), features=isa.default_features(row))
-    if name in ("cuda", "hip"):
-        from kvgen.backends.triton.launch_device import present_target
-
-        return known_target(present_target(name))
-    return known_target(name)
-
-
-def backend_for(target: Target) -> Backend:
-    """The backend of a target."""
-    if target.backend == "cpu":
-        from kvgen.backends.cpu.backend import CpuBackend
-
-        return CpuBackend()
-    if target.backend == "triton":
-        from kvgen.backends.triton.backend import TritonBackend
-
-        return TritonBackend()
-    raise UnsupportedError(f"no backend {target.backend!r}")

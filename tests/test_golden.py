@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from kvgen.backends.protocol import Backend
-from kvgen.builder import backend_for, default_schedule
 from kvgen.ir import Spec
 from kvgen.passes.place import place
 from kvgen.passes.render import render
+from kvgen.resolve import backend_for
 from kvgen.targets import known_target
+from kvgen.tune.defaults import default_schedule
 from tests.support.specs import make_spec
 
 LLAMA_BF16 = make_spec("bf16", "bf16", "hnd", 16, 8, 4, 128, q_dtype="bf16")

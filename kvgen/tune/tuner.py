@@ -17,7 +17,6 @@ from typing import Any
 
 from kvgen import paths
 from kvgen.backends.protocol import Backend
-from kvgen.builder import backend_for, default_schedule, resolve_target
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import OPS
@@ -25,7 +24,9 @@ from kvgen.ir.schedule import Knob
 from kvgen.passes.place import place
 from kvgen.passes.validate import load_spec
 from kvgen.passes.verify import verify_record
+from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune import store
+from kvgen.tune.defaults import default_schedule
 from kvgen.tune.outcome import BucketReport, OpReport, Progress, Step, TuneReport, geometric_mean
 from kvgen.tune.search import Result, Search
 from kvgen.tune.space import load_space, spec_facts

@@ -22,13 +22,13 @@ from typing import Any
 from kvgen.backends.cpu import loader
 from kvgen.backends.cpu.backend import CpuBackend, CpuKernel
 from kvgen.backends.protocol import Backend
-from kvgen.builder import backend_for
 from kvgen.errors import KvgenError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import KernelPlan
 from kvgen.library import Library
 from kvgen.passes.place import place
 from kvgen.passes.validate import load_spec
+from kvgen.resolve import backend_for
 from kvgen.targets import known_target
 from kvgen.tune.check import check_op
 from kvgen.tune.race import Duel, Run, duel, race

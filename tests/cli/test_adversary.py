@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvgen import paths
-from kvgen.builder import backend_for, resolve_target
+from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune import store
 from kvgen.tune.space import load_space, spec_facts
 from tests.support.specs import make_spec

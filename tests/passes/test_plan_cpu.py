@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kvgen.backends.cpu.backend import CpuBackend
-from kvgen.builder import assemble, default_schedule
+from kvgen.builder import assemble
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import OPS
@@ -18,6 +18,7 @@ from kvgen.passes.render import render
 from kvgen.passes.verify import VerifyError
 from kvgen.passes.verify_address import verify_source
 from kvgen.targets import TARGETS
+from kvgen.tune.defaults import default_schedule
 from tests.support.specs import covering_specs, make_spec
 
 AVX512 = dataclasses.replace(TARGETS["cpu-avx512"], features=("bf16", "vnni"))

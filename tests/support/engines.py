@@ -14,9 +14,10 @@ import pytest
 
 from kvgen.backends.cpu.backend import EXACT_OPS, CpuBackend
 from kvgen.backends.protocol import Kernel
-from kvgen.builder import assemble, resolve_target
+from kvgen.builder import assemble
 from kvgen.ir import Spec, Target
 from kvgen.library import Library
+from kvgen.resolve import resolve_target
 from tests.support.bundle import prepare
 from tests.support.oracle import OracleLibrary
 

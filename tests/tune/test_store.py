@@ -11,10 +11,12 @@ import pytest
 
 from kvgen import paths
 from kvgen.backends.cpu.backend import CpuBackend
-from kvgen.builder import assemble, default_schedule, resolve_target
+from kvgen.builder import assemble
 from kvgen.ir import Schedule
+from kvgen.resolve import resolve_target
 from kvgen.tune import store
 from kvgen.tune.choose import UntunedWarning
+from kvgen.tune.defaults import default_schedule
 from kvgen.tune.space import load_space, spec_facts
 from kvgen.tune.workload import Bucket
 from tests.support.faults import small

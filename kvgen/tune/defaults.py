@@ -1,0 +1,36 @@
+"""The schedule of an op that nobody has tuned: the target's seed, made to fit the spec, with pinned knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvgen.backends.protocol import Backend
+from kvgen.errors import ArgumentError
+from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir.schedule import Knob
+from kvgen.tune.space import load_space, spec_facts
+
+
+def default_schedule(
+    backend: Backend, op: str, spec: Spec, target: Target, pins: Mapping[str, Knob]
+) -> Schedule:
+    """The seed of the target, made to fit the spec, with pinned knobs.
+
+    ``ArgumentError`` for a knob that does not exist or a pin that breaks a constraint.
+    """
+    space = load_space(backend.space(op))
+    facts = spec_facts(spec, target)
+    for knob, value in pins.items():
+        if knob not in space.knobs:
+            raise ArgumentError(
+                f"schedule[{op!r}][{knob!r}]: no such knob; {op} has {', '.join(space.knobs) or 'none'}"
+            )
+        if type(value) is not type(space.knobs[knob][0]):
+            raise ArgumentError(
+                f"schedule[{op!r}][{knob!r}] = {value!r}: give for example {space.knobs[knob][0]!r}"
+            )
+    schedule = space.default(target, facts, pins)
+    if not space.allows(schedule, facts):
+        broken = [text for text in space.constraints if not space.holds(text, schedule, facts)]
+        raise ArgumentError(f"schedule[{op!r}] = {dict(pins)}: breaks the constraint {broken[0]!r}")
+    return schedule
