@@ -3,7 +3,8 @@
 // schedule: prefetch=0 q_tile=32 row_block=4 tile=64
 //
 // Attention of the queries of a ragged batch over each request's pages. A unit is (request, 32 queries, one KV head);
-// tiles of keys lie on multiples of TILE, so that a row's bits do not depend on how its request was cut into chunks.
+// tiles of keys lie on multiples of TILE, so that a row's bits do not depend on how its request was cut into chunks,
+// but for the rounding of its first tile, which begins at the window's edge of the block's first query.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
