@@ -42,8 +42,10 @@ def test_line_10_bidirectional_window_under_split(engine: str, build: Build) -> 
     check(build(spec, 256), [kv], [q], "decode", "prefill")
 
 
-@pytest.mark.parametrize("head_dim", [72, 80, 96])
-@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("f16", "f32"), ("int8-token", "int8-head")])
+@pytest.mark.parametrize(
+    ("head_dim", "formats"),
+    [(72, ("bf16", "bf16")), (80, ("f16", "f32")), (96, ("int8-token", "int8-head"))],
+)
 def test_line_11_odd_head_dims(build: Build, head_dim: int, formats: tuple[str, str]) -> None:
     """Rows are packed (align 1), so what lies behind a row is the next one and not padding."""
     spec = make_spec(*formats, kv_heads=2, group=3, head_dim=head_dim, q_dtype="bf16", align=1)
