@@ -278,6 +278,11 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       store_bf16(p + r * TILE_PAD + t, weight);
     }
     added[r] = total(sum);
+    if (count % 2) {
+      // An odd last key is paired with itself at half its weight: a partner of weight zero would turn inf into NaN.
+      uint16_t* last = p + r * TILE_PAD + count - 1;
+      last[0] = last[1] = f32_to_bf16(0.5f * bf16_to_f32(last[0]));
+    }
   }
   store(change, exp2v(load_f32(change)));
   for (int r = 0; r < ROW_BLOCK; ++r) u.l[state + r] = u.l[state + r] * change[r] + added[r];
