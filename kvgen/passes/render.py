@@ -40,9 +40,12 @@ def render(plan: KernelPlan) -> str:
 
 
 def _tidy(text: str) -> str:
-    """No trailing blanks, no more than two blank lines in a row, one newline at the end."""
+    """No trailing blanks, at most two blank lines in a row and two above a Triton function, one newline last."""
     lines: list[str] = []
     for line in (raw.rstrip() for raw in text.splitlines()):
+        if line == "@triton.jit":
+            while lines[-2:] != ["", ""]:
+                lines.append("")
         if line or not (len(lines) >= 2 and lines[-1] == lines[-2] == ""):
             lines.append(line)
     return "\n".join(lines).strip("\n") + "\n"

@@ -30,6 +30,8 @@ K_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the ne
 V_STRIDE_HEAD = tl.constexpr(1024)  # words from one head index to the next
 V_STRIDE_TOK = tl.constexpr(64)  # words from one tok index to the next
 V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the next
+
+
 @triton.jit
 def to_digits(x):
     """f32 in [-127, 127] -> int8 high and low with x = high + low / DIGIT, each rounded to nearest."""

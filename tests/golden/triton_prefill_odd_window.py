@@ -21,6 +21,8 @@ K_STRIDE_TOK = tl.constexpr(192)  # elements from one tok index to the next
 K_STRIDE_HEAD = tl.constexpr(96)  # elements from one head index to the next
 V_STRIDE_TOK = tl.constexpr(128)  # words from one tok index to the next
 V_STRIDE_HEAD = tl.constexpr(64)  # words from one head index to the next
+
+
 @triton.jit
 def words_to_f16(x):
     """int16 words of two int8 codes -> the even (low) and the odd (high) codes as f16, exactly."""
