@@ -40,7 +40,7 @@ def render(plan: KernelPlan) -> str:
 
 
 def _tidy(text: str) -> str:
-    """No trailing blanks, at most two blank lines in a row and two above a Triton function, one newline last."""
+    """No trailing blanks; at most two blank lines in a row, two above a Triton function; one newline last."""
     lines: list[str] = []
     for line in (raw.rstrip() for raw in text.splitlines()):
         if line == "@triton.jit":
