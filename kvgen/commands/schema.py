@@ -6,16 +6,12 @@ names every dimension, blocks that divide) is beyond JSON Schema.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from kvgen.ir.quant import GROUPS
 from kvgen.passes import fields
 from kvgen.passes.fields import REQUIRED, Field
-
-TYPES = {bool: "boolean", str: "string", Mapping: "object"}
-"""Python types that a field may ask for, in JSON Schema's words."""
 
 
 def spec_schema() -> dict[str, Any]:
@@ -41,24 +37,7 @@ def _table(rules: Mapping[str, Field], inner: Mapping[str, dict[str, Any]] | Non
 
 
 def _property(rule: Field) -> dict[str, Any]:
-    found = {"description": rule.hint, **_check(rule)}
+    found = {"description": rule.hint, **rule.check.schema}
     if rule.default is not REQUIRED and rule.default is not None:
         found["default"] = rule.default
     return found
-
-
-def _check(rule: Field) -> dict[str, Any]:
-    """What a rule's check demands: its parameters are the variables that the function closes over."""
-    if rule.check is fields._label:
-        return {"type": "string", "pattern": f"^{fields.LABEL}$"}
-    if rule.check is fields._power_of_two:
-        return {"type": "integer", "enum": [1 << bit for bit in range(13)]}
-    if rule.check is fields._positive_number:
-        return {"type": "number", "exclusiveMinimum": 0}
-    bound = inspect.getclosurevars(rule.check).nonlocals
-    if "names" in bound:
-        return {"type": "string", "enum": list(bound["names"])}
-    if "kind" in bound:
-        return {"type": TYPES[bound["kind"]]}
-    step = {"multipleOf": bound["step"]} if bound["step"] != 1 else {}
-    return {"type": "integer", "minimum": bound["low"], "maximum": bound["high"], **step}

@@ -27,51 +27,76 @@ LABEL: Final = r"[\w .,:+@()/=-]{1,100}"
 
 
 @dataclass(frozen=True)
+class Check:
+    """One rule for a value, and the same rule in the words of JSON Schema."""
+
+    refuse: Callable[[Any], str | None]
+    """Returns why a value is wrong, or None."""
+    schema: Mapping[str, Any]
+    """What an editor may know of the rule."""
+
+    def __call__(self, value: Any) -> str | None:
+        """Why ``value`` is wrong, or None."""
+        return self.refuse(value)
+
+
+@dataclass(frozen=True)
 class Field:
     """How one key of a table is read."""
 
-    check: Callable[[Any], str | None]
-    """Returns why a value is wrong, or None."""
+    check: Check
+    """The rule for its value."""
     hint: str
     """What would work."""
     default: Any = REQUIRED
     """Value when absent; REQUIRED makes absence a mistake."""
 
 
-def _integer(low: int, high: int, step: int = 1) -> Callable[[Any], str | None]:
-    def check(value: Any) -> str | None:
+def _integer(low: int, high: int, step: int = 1) -> Check:
+    def refuse(value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int):
             return "not an integer"
         if not low <= value <= high:
             return f"outside {low} to {high}"
         return None if value % step == 0 else f"not a multiple of {step}"
 
-    return check
+    multiple = {"multipleOf": step} if step > 1 else {}
+    return Check(refuse, {"type": "integer", "minimum": low, "maximum": high, **multiple})
 
 
-def _one_of(*names: str) -> Callable[[Any], str | None]:
-    return lambda value: None if isinstance(value, str) and value in names else "not one of the choices"
+def _one_of(*names: str) -> Check:
+    return Check(
+        lambda value: None if isinstance(value, str) and value in names else "not one of the choices",
+        {"type": "string", "enum": list(names)},
+    )
 
 
-def _kind(kind: type, word: str) -> Callable[[Any], str | None]:
-    return lambda value: None if isinstance(value, kind) else f"not {word}"
+def _kind(kind: type, word: str, schema: str) -> Check:
+    return Check(lambda value: None if isinstance(value, kind) else f"not {word}", {"type": schema})
 
 
-def _power_of_two(value: Any) -> str | None:
-    reason = _integer(1, 4096)(value)
-    return reason or (None if value & (value - 1) == 0 else "not a power of two")
+def _power_of_two(bits: int) -> Check:
+    choices = [1 << bit for bit in range(bits + 1)]
+
+    def refuse(value: Any) -> str | None:
+        reason = _integer(1, choices[-1])(value)
+        return reason or (None if value in choices else "not a power of two")
+
+    return Check(refuse, {"type": "integer", "enum": choices})
 
 
-def _positive_number(value: Any) -> str | None:
+def _factor(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number"
     # Kernels multiply in f32. Comparing, unlike float(), takes an integer of any size; a NaN fails it.
     return None if 2.0**-126 <= value < 2.0**127 else "not a positive finite number of the f32 range"
 
 
-def _short(value: Any) -> str | None:
-    # Messages quote a layout several times; no layout has more than 13 axes.
-    return "not a string" if not isinstance(value, str) else None if len(value) <= 200 else "too long"
+def _text(most: int) -> Check:
+    def refuse(value: Any) -> str | None:
+        return "not a string" if not isinstance(value, str) else None if len(value) <= most else "too long"
+
+    return Check(refuse, {"type": "string", "maxLength": most})
 
 
 def _label(value: Any) -> str | None:
@@ -85,10 +110,16 @@ def _label(value: Any) -> str | None:
     )
 
 
+_LABEL = Check(_label, {"type": "string", "pattern": f"^{LABEL}$"})
+_FACTOR = Check(_factor, {"type": "number", "exclusiveMinimum": 0})
+# Messages quote a layout several times; no layout has more than 13 axes.
+_LAYOUT = _text(200)
+_TABLE = _kind(Mapping, "a table", "object")
+
 TOP = {
-    "name": Field(_label, "for example 'llama 8B'", "unnamed"),
-    "attention": Field(_kind(Mapping, "a table"), "an [attention] table"),
-    "cache": Field(_kind(Mapping, "a table"), "a [cache] table"),
+    "name": Field(_LABEL, "for example 'llama 8B'", "unnamed"),
+    "attention": Field(_TABLE, "an [attention] table"),
+    "cache": Field(_TABLE, "a [cache] table"),
 }
 ATTENTION = {
     "q_heads": Field(_integer(1, 65536), "for example 32"),
@@ -96,24 +127,24 @@ ATTENTION = {
     "head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576"),
     "v_head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576", None),
     "q_dtype": Field(_one_of("bf16", "f16", "f32"), "'bf16', 'f16' or 'f32'", "bf16"),
-    "scale": Field(_positive_number, "leave it out for head_dim ** -0.5", None),
-    "causal": Field(_kind(bool, "true or false"), "true or false", True),
+    "scale": Field(_FACTOR, "leave it out for head_dim ** -0.5", None),
+    "causal": Field(_kind(bool, "true or false", "boolean"), "true or false", True),
     "window": Field(_integer(0, 2**31 - 1), "earlier keys to keep, or leave it out", None),
     "qk": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
     "pv": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
 }
 CACHE = {
     "page_size": Field(_integer(1, 4096), "for example 16"),
-    "layout": Field(_short, "for example 'page kv head tok d'", "page kv head tok d"),
-    "align": Field(_power_of_two, "a power of two from 1 to 4096", 64),
-    "k": Field(_kind(Mapping, "a table"), "a [cache.k] table"),
-    "v": Field(_kind(Mapping, "a table"), "a [cache.v] table"),
+    "layout": Field(_LAYOUT, "for example 'page kv head tok d'", "page kv head tok d"),
+    "align": Field(_power_of_two(12), "a power of two from 1 to 4096", 64),
+    "k": Field(_TABLE, "a [cache.k] table"),
+    "v": Field(_TABLE, "a [cache.v] table"),
 }
 QUANT = {
     "format": Field(_one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
-    "group": Field(_kind(Mapping, "a table"), "for example { tok = 1, head = 1 }", None),
+    "group": Field(_TABLE, "for example { tok = 1, head = 1 }", None),
     "scale_dtype": Field(_one_of("f32"), "'f32'", "f32"),
-    "layout": Field(_short, "the axes right of kv, for example 'head d/8 tok d%8'", None),
+    "layout": Field(_LAYOUT, "the axes right of kv, for example 'head d/8 tok d%8'", None),
 }
 
 
