@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Constant, Part
 from kvgen.passes.address import Address
-from kvgen.passes.cpu_text import C_TYPES, from_f32, scalar_helpers, to_f32
+from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import FoldSite, fold_site
 from kvgen.passes.masks import MaskTerm, mask_terms
 
@@ -20,15 +21,26 @@ REGISTER_TILE = {"avx512": 16, "avx2": 8, "portable": 8}
 """Accumulators that the inner kernels keep in registers."""
 
 
-def attention_answers(
-    spec: Spec,
-    record: PageRecord,
-    schedule: Schedule,
-    target: Target,
-    variant: str,
-    addresses: Mapping[str, Address],
-) -> tuple[tuple[Constant, ...], Mapping[str, Any]]:
+@dataclass(frozen=True)
+class Inputs:
+    """What the answers of one CPU kernel are made from."""
+
+    spec: Spec
+    record: PageRecord
+    schedule: Schedule
+    target: Target
+    variant: str
+    addresses: Mapping[str, Address]
+
+
+Answers = tuple[tuple[Constant, ...], Mapping[str, Any]]
+"""The constants of a kernel beside those of every op, and the answers to its template."""
+
+
+def attention_answers(given: Inputs) -> Answers:
     """Constants and answers of the decode (variant ``single`` or ``multi``) and prefill templates."""
+    spec, schedule, target, variant = given.spec, given.schedule, given.target, given.variant
+    addresses = given.addresses
     att, page = spec.attention, spec.cache.page_size
     lanes, row_block = LANES[target.arch], schedule.int("row_block")
     if lanes % row_block:
@@ -46,7 +58,10 @@ def attention_answers(
     ranged = tuple(term for term in mask_terms(att) if variant != "single" or term.lo)
     # Staged rows are gathered from pieces, so there is no row to fetch ahead.
     prefetch = schedule.int("prefetch") == 1 and not (k_staged or v_staged)
-    helpers = _helpers(spec, prefetch, k_pairs, v_pairs, att.head_dim % k_step, att.v_head_dim % v_step)
+    # The portable row has no instruction for f16: it converts lane by lane.
+    lane_by_lane = target.arch == "portable"
+    k_tail, v_tail = att.head_dim % k_step, att.v_head_dim % v_step
+    helpers = _helpers(spec, prefetch, k_pairs, v_pairs, k_tail, v_tail, lane_by_lane)
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
@@ -94,17 +109,17 @@ def attention_answers(
         "dot_qk": _dot_qk(k_pairs),
         "k_step": k_step,
         "k_full": att.head_dim // k_step * k_step,
-        "k_tail": att.head_dim % k_step,
+        "k_tail": k_tail,
         "load_v": f"load_{spec.cache.v.fmt.storage}",
         "v_pairs": v_pairs,
-        "v_tail": att.v_head_dim % v_step,
+        "v_tail": v_tail,
         "v_chunks": _v_chunks(
             att.v_head_dim, v_step, REGISTER_TILE[target.arch] // row_block // (v_step // lanes)
         ),
         "k_staged": k_staged,
         "v_staged": v_staged,
-        "k_run": _run(record, "k"),
-        "v_run": _run(record, "v"),
+        "k_run": _run(given.record, "k"),
+        "v_run": _run(given.record, "v"),
         "k_column": folds["k"].site == "score_column",
         "v_column": folds["v"].site == "weight_column",
         "score_scale": _score_scale(folds["k"]),
@@ -188,11 +203,14 @@ def _bounds(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
     }
 
 
-def _helpers(spec: Spec, prefetch: bool, k_pairs: bool, v_pairs: bool, k_tail: int, v_tail: int) -> list[str]:
+def _helpers(
+    spec: Spec, prefetch: bool, k_pairs: bool, v_pairs: bool, k_tail: int, v_tail: int, lane_by_lane: bool
+) -> list[str]:
     """Names of the helper functions that the kernel calls, in the order in which they are defined."""
-    scalar = (
-        scalar_helpers(spec.attention.q_dtype) if not k_pairs or spec.attention.q_dtype != "f32" else set()
-    )
+    dtype = spec.attention.q_dtype
+    scalar = writing(dtype) | (set() if k_pairs else reading(dtype))
+    if v_pairs:
+        scalar |= reading("bf16") | writing("bf16")  # an odd last key is halved
     loads = set()
     for side, pairs, tail in (("k", k_pairs, k_tail), ("v", v_pairs, v_tail)):
         storage = spec.cache.quant(side).fmt.storage
@@ -202,8 +220,8 @@ def _helpers(spec: Spec, prefetch: bool, k_pairs: bool, v_pairs: bool, k_tail: i
     if (k_pairs and k_tail) or (v_pairs and v_tail):
         loads.add("load_pairs_part")
     names = [*sorted(scalar), "vector", *sorted(loads), "reduce", "exp2", "sum_each"]
-    if "load_f16" in loads and "f16_scalar" not in names:
-        names.insert(0, "f16_scalar")  # the portable row converts f16 lane by lane
+    if lane_by_lane and "load_f16" in loads and "f16_to_f32" not in names:
+        names.insert(0, "f16_to_f32")
     if k_pairs or v_pairs:
         names.insert(names.index("reduce"), "pairs")
         names.sort(key=lambda n: n == "load_pairs_part")

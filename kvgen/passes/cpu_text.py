@@ -13,7 +13,7 @@ C_TYPES = {
 }
 """C++ type that holds an element of each storage type."""
 
-SCALAR_HELPERS = ("bf16_scalar",)
+SCALAR_HELPERS = ("bf16_to_f32", "f32_to_bf16")
 """Scalar helpers that are the same on every ISA row; the others are in the row's own file."""
 
 
@@ -29,6 +29,11 @@ def from_f32(dtype: str, text: str) -> str:
     return text if dtype == "f32" else f"f32_to_{dtype}({text})"
 
 
-def scalar_helpers(dtype: str) -> set[str]:
-    """Names of the helpers that ``to_f32`` and ``from_f32`` need for ``dtype``."""
-    return {f"{dtype}_scalar"} if dtype in ("bf16", "f16") else set()
+def reading(dtype: str) -> set[str]:
+    """Names of the helpers that ``to_f32`` needs for ``dtype``."""
+    return {f"{dtype}_to_f32"} if dtype in ("bf16", "f16") else set()
+
+
+def writing(dtype: str) -> set[str]:
+    """Names of the helpers that ``from_f32`` needs for ``dtype``."""
+    return {f"f32_to_{dtype}"} if dtype in ("bf16", "f16") else set()

@@ -6,15 +6,14 @@ place; where it is not, a tile's rows are staged. No template decides anything o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, KernelPlan
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.abi import check_variant, op_args
-from kvgen.passes.address import Address
-from kvgen.passes.cpu_attention import attention_answers
-from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, scalar_helpers, to_f32
+from kvgen.passes.cpu_attention import Answers, Inputs, attention_answers
+from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 
 
@@ -36,7 +35,7 @@ def plan_cpu(
         Constant("V_HEAD_DIM", att.v_head_dim),
         Constant("PAGE", spec.cache.page_size, "tokens in a page"),
     ]
-    more, answers = _ANSWERS[op](spec, record, schedule, target, variant, addresses)
+    more, answers = _ANSWERS[op](Inputs(spec, record, schedule, target, variant, addresses))
     used = set(_CONSTANTS_OF[op])
     constants = [c for c in constants if c.name in used] + list(more)
     if op not in ("copy", "merge"):
@@ -87,12 +86,9 @@ def _includes(op: str, target: Target) -> tuple[str, ...]:
     return tuple(headers + (["immintrin.h"] if target.arch != "portable" else []))
 
 
-Answers = tuple[tuple[Constant, ...], Mapping[str, Any]]
-
-
-def _field(spec: Spec, record: PageRecord, addresses: Mapping[str, Address], side: str) -> dict[str, Any]:
+def _field(given: Inputs, side: str) -> dict[str, Any]:
     """What append and gather ask about K or V."""
-    quant = spec.cache.quant(side)
+    quant, addresses = given.spec.cache.quant(side), given.addresses
     scale = f"{side}_scale"
     found: dict[str, Any] = {
         "type": C_TYPES[quant.fmt.storage],
@@ -109,96 +105,68 @@ def _field(spec: Spec, record: PageRecord, addresses: Mapping[str, Address], sid
     return found
 
 
-def _append(
-    spec: Spec,
-    record: PageRecord,
-    schedule: Schedule,
-    target: Target,
-    variant: str,
-    addresses: Mapping[str, Address],
-) -> Answers:
-    fields = {side: _field(spec, record, addresses, side) for side in ("k", "v")}
+def _append(given: Inputs) -> Answers:
+    fields = {side: _field(given, side) for side in ("k", "v")}
     helpers: set[str] = set()
     for side, found in fields.items():
-        fmt = spec.cache.quant(side).fmt
-        found["read"] = to_f32(variant, "x[d]")
+        fmt = given.spec.cache.quant(side).fmt
+        found["read"] = to_f32(given.variant, "x[d]")
         if fmt.scaled:
             found["codec"] = "scale"
-            helpers |= scalar_helpers(variant)
-        elif fmt.storage == variant:
+            helpers |= reading(given.variant)
+        elif fmt.storage == given.variant:
             found["codec"] = "copy"
         else:
             found["codec"] = "convert"
             found["convert"] = from_f32(fmt.storage, found["read"])
-            helpers |= scalar_helpers(variant) | scalar_helpers(fmt.storage)
-    quants = (spec.cache.k, spec.cache.v)
-    more = [Constant("PARALLEL_ROWS", schedule.int("parallel_rows"), "rows from which threads pay")]
+            helpers |= reading(given.variant) | writing(fmt.storage)
+    quants = (given.spec.cache.k, given.spec.cache.v)
+    more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
     dynamic = any(q.fmt.scaled and not q.static_scale for q in quants)
     if dynamic:
-        more.append(Constant("SMALLEST_AMAX", 2.0**-100, "a block below this is zero"))
+        more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
     return tuple(more), {
         "k_field": fields["k"],
         "v_field": fields["v"],
-        "in_type": C_TYPES[variant],
+        "in_type": C_TYPES[given.variant],
         "quantised": any(q.fmt.scaled for q in quants),
         "dynamic_scales": dynamic,
         "helper_names": sorted(helpers),
     }
 
 
-def _gather(
-    spec: Spec,
-    record: PageRecord,
-    schedule: Schedule,
-    target: Target,
-    variant: str,
-    addresses: Mapping[str, Address],
-) -> Answers:
-    fields = {side: _field(spec, record, addresses, side) for side in ("k", "v")}
+def _gather(given: Inputs) -> Answers:
+    fields = {side: _field(given, side) for side in ("k", "v")}
     helpers: set[str] = set()
     for side, found in fields.items():
-        storage = spec.cache.quant(side).fmt.storage
-        element = f"row[{addresses[side].c(d='d')}]"
-        if storage == variant:
+        storage = given.spec.cache.quant(side).fmt.storage
+        element = f"row[{given.addresses[side].c(d='d')}]"
+        if storage == given.variant:
             found["convert"] = element
         else:
             value = to_f32(storage, element) + (" * scale" if found["scaled"] else "")
-            found["convert"] = from_f32(variant, value)
-            helpers |= scalar_helpers(storage) | scalar_helpers(variant)
+            found["convert"] = from_f32(given.variant, value)
+            helpers |= reading(storage) | writing(given.variant)
     return (), {
         "k_field": fields["k"],
         "v_field": fields["v"],
-        "out_type": C_TYPES[variant],
-        "quantised": spec.cache.k.fmt.scaled or spec.cache.v.fmt.scaled,
+        "out_type": C_TYPES[given.variant],
+        "quantised": given.spec.cache.k.fmt.scaled or given.spec.cache.v.fmt.scaled,
         "helper_names": sorted(helpers),
     }
 
 
-def _merge(
-    spec: Spec,
-    record: PageRecord,
-    schedule: Schedule,
-    target: Target,
-    variant: str,
-    addresses: Mapping[str, Address],
-) -> Answers:
+def _merge(given: Inputs) -> Answers:
     return (), {
-        "io_type": C_TYPES[variant],
-        "read": to_f32(variant, "out[d]"),
-        "write": from_f32(variant, "row[d] * factor"),
-        "helper_names": sorted(scalar_helpers(variant)),
+        "io_type": C_TYPES[given.variant],
+        "read": to_f32(given.variant, "out[d]"),
+        "write": from_f32(given.variant, "row[d] * factor"),
+        "helper_names": sorted(reading(given.variant) | writing(given.variant)),
     }
 
 
-def _copy(
-    spec: Spec,
-    record: PageRecord,
-    schedule: Schedule,
-    target: Target,
-    variant: str,
-    addresses: Mapping[str, Address],
-) -> Answers:
-    return (), {"planes": [_copy_plane(plane) for plane in record.planes], "helper_names": []}
+def _copy(given: Inputs) -> Answers:
+    return (), {"planes": [_copy_plane(plane) for plane in given.record.planes], "helper_names": []}
 
 
 def _copy_plane(plane: Any) -> dict[str, Any]:

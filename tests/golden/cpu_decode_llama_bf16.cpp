@@ -64,6 +64,7 @@ inline float bf16_to_f32(uint16_t x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
+
 // Round to nearest even; a NaN stays one.
 inline uint16_t f32_to_bf16(float x) {
   uint32_t bits;

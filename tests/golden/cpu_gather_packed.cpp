@@ -47,13 +47,6 @@ inline float bf16_to_f32(uint16_t x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
-// Round to nearest even; a NaN stays one.
-inline uint16_t f32_to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  const uint16_t nan = (uint16_t)(bits >> 16 | 0x40);
-  return (bits & 0x7fffffff) > 0x7f800000 ? nan : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 
 inline void load_k(const Args& a, int64_t page, int64_t tok, int64_t head, float* out) {

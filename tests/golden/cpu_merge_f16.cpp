@@ -47,6 +47,7 @@ inline float f16_to_f32(uint16_t x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
+
 inline uint16_t f32_to_f16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);

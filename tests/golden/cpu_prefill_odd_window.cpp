@@ -62,6 +62,7 @@ struct Args {
 
 
 inline float f16_to_f32(uint16_t x) { return _cvtsh_ss(x); }
+
 inline uint16_t f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
 using vf = __m512;
