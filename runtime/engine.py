@@ -1,0 +1,203 @@
+"""Engine: requests in, tokens out. One step = plan, forward, sample; ``generate`` is a loop over steps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.base import Tensor
+from kvgen.runtime.cache import Cache
+from kvgen.runtime.request import Event, Request
+from kvgen.runtime.sampling import Greedy, Sampling, choose
+from kvgen.runtime.scheduler import Scheduler
+from kvgen.runtime.sequence import PagedSequence, PageStore
+from kvgen.runtime.step import Step, build_step
+
+Library = Any
+"""A ``CacheOps`` with ``spec``, ``record`` and ``new_cache(num_pages, layers=, scales=)``."""
+
+
+class Model(Protocol):
+    """A decoder that leaves attention to ``kvgen.runtime.attend.attend``."""
+
+    num_layers: int
+    vocab_size: int
+    max_positions: int
+    """Tokens that a request may have, prompt included."""
+
+    def forward(self, step: Step, library: Library, caches: Sequence[Cache]) -> Tensor:
+        """Logits (S, vocab_size) f32, a row for each of ``step.last_rows_S``; ``caches[i]`` is layer i's."""
+        ...
+
+
+class Engine:
+    """Continuous batching of requests over one model and one paged cache. For one thread at a time."""
+
+    def __init__(
+        self,
+        model: Model,
+        library: Library,
+        *,
+        num_pages: int,
+        max_batch: int = 64,
+        chunk: int = 512,
+        scales: Any = None,
+    ) -> None:
+        """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together.
+
+        ``scales``: as for ``new_cache``, for formats whose scales are static. Raises ``ArgumentError``.
+        """
+        if not library.spec.attention.causal:
+            raise ArgumentError("attention.causal = False: an engine computes prompts in chunks; use causal")
+        self.model = model
+        self.library = library
+        self.caches: tuple[Cache, ...] = library.new_cache(
+            num_pages, layers=model.num_layers, scales=scales
+        ).layers
+        self.store = PageStore(library, self.caches)
+        self.scheduler = Scheduler(
+            self.store, max_batch=max_batch, chunk=chunk, max_positions=model.max_positions
+        )
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._requests
+
+    def add(
+        self,
+        prompt: Iterable[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Greedy(),  # noqa: B008 (frozen)
+        stop: Iterable[int] = (),
+    ) -> int:
+        """Queue a prompt; returns the request's id. Raises ``ArgumentError`` for what can never finish.
+
+        It ends after ``max_new_tokens`` tokens or with a token of ``stop``, whichever comes first.
+        """
+        tokens = [operator.index(token) for token in prompt]
+        if not tokens:
+            raise ArgumentError("prompt = []: give at least one token")
+        for at, token in enumerate(tokens):
+            if not 0 <= token < self.model.vocab_size:
+                raise ArgumentError(f"prompt[{at}] = {token}: token ids are 0 to {self.model.vocab_size - 1}")
+        self._check(tokens, max_new_tokens, sampling)
+        return self._enter(tokens, max_new_tokens, sampling, frozenset(stop), PagedSequence(self.store))
+
+    def fork(
+        self,
+        request: int,
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Iterable[int] | None = None,
+    ) -> int:
+        """A second request that goes on from the first one's tokens; by default as the first would.
+
+        It shares the pages computed so far, if it can run at once (``max_batch``); each of the two copies
+        a page before it writes to it. Events tell only the tokens after the fork.
+        """
+        parent = self._find(request)
+        new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
+        how = parent.sampling if sampling is None else sampling
+        self._check(parent.tokens, new, how)
+        room = len(self.scheduler.running) < self.scheduler.max_batch
+        sequence = parent.sequence.fork() if room else PagedSequence(self.store)
+        stops = parent.stop if stop is None else frozenset(stop)
+        child = self._enter(list(parent.tokens), new, how, stops, sequence)
+        self._requests[child].decoding = room and parent.decoding
+        return child
+
+    def abort(self, request: int) -> bool:
+        """Drop a request and free its pages; no event follows. False if it had finished already."""
+        if 0 <= request < self._next_id and request not in self._requests:
+            return False
+        self._leave(self._find(request))
+        return True
+
+    def step(self) -> list[Event]:
+        """Compute the next step and tell what happened. If the model raises, the step can be tried again."""
+        plan = self.scheduler.plan()
+        events = [Event(request.id, "preempted") for request in plan.preempted]
+        if not plan.work:
+            return events
+        try:
+            tokens = iter(self._forward(plan.work))
+        except BaseException:
+            for _, rows in plan.work:
+                rows.sequence.truncate(rows.sequence.length - len(rows.tokens))
+            raise
+        for request, rows in plan.work:
+            if not request.decoding:
+                done, total = rows.sequence.length, len(request.tokens)
+                events.append(Event(request.id, "prefill", done=done, total=total))
+            if rows.sample:
+                events += self._extend(request, next(tokens))
+        return events
+
+    def generate(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[list[int]]:
+        """The tokens generated after each prompt, a stop token included; ``options`` as for ``add``."""
+        if busy := len(self._requests):
+            raise ArgumentError(f"{busy} requests are under way, whose events would be lost; use step()")
+        found: dict[int, list[int]] = {}
+        try:
+            for prompt in prompts:
+                found[self.add(prompt, **options)] = []
+            while not self.idle:
+                for event in self.step():
+                    if event.kind == "token":
+                        found[event.request].append(event.token)
+        finally:
+            for request in found:
+                self.abort(request)
+        return list(found.values())
+
+    def _check(self, tokens: list[int], new: int, sampling: Sampling) -> None:
+        self.scheduler.check(len(tokens), new)
+        if not isinstance(sampling, Sampling):
+            raise ArgumentError(f"sampling = {sampling!r}: give Greedy() or Sampled(...)")
+
+    def _enter(
+        self, tokens: list[int], new: int, sampling: Sampling, stop: frozenset[int], sequence: PagedSequence
+    ) -> int:
+        request = Request(self._next_id, tokens, len(tokens) + new, sampling, stop, sequence)
+        self._next_id += 1
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+        return request.id
+
+    def _find(self, request: int) -> Request:
+        if request not in self._requests:
+            raise ArgumentError(f"request {request}: not waiting or running; it may have finished")
+        return self._requests[request]
+
+    def _leave(self, request: Request) -> None:
+        del self._requests[request.id]
+        self.scheduler.remove(request)
+
+    def _forward(self, work: list[Any]) -> list[int]:
+        """Run the model; the next token of each request that samples."""
+        step = build_step([rows for _, rows in work], self.caches[0].device)
+        logits = self.model.forward(step, self.library, self.caches)
+        sampling = [request for request, rows in work if rows.sample]
+        want = (len(sampling), self.model.vocab_size)
+        if tuple(logits.shape) != want:
+            raise ArgumentError(f"logits: shape {tuple(logits.shape)}, but the step asks for {want}")
+        if not sampling:
+            return []
+        return choose(logits, [r.sampling for r in sampling], [len(r.tokens) for r in sampling])
+
+    def _extend(self, request: Request, token: int) -> list[Event]:
+        """Give a request its next token, which may be its last."""
+        request.tokens.append(token)
+        request.decoding = True
+        events = [Event(request.id, "token", token=token)]
+        if token in request.stop or len(request.tokens) == request.limit:
+            self._leave(request)
+            events.append(Event(request.id, "finished", reason="stop" if token in request.stop else "length"))
+        return events

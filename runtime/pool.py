@@ -1,0 +1,77 @@
+"""PagePool: which pages of a cache are free, and how many holders each of the others has."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kvgen.errors import ArgumentError, KvgenError
+
+
+class OutOfPages(KvgenError, RuntimeError):
+    """Fewer pages are free than an allocation asks for; nothing was taken."""
+
+
+class PagePool:
+    """Reference-counted page ids 0 .. total - 1.
+
+    Free pages are reused in the order in which they were freed, so the same calls give the same ids. Every
+    call does all or nothing: after an error the pool is as it was. Holds no memory.
+    """
+
+    def __init__(self, total: int) -> None:
+        if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+            raise ArgumentError(f"total = {total!r}: give a positive number of pages")
+        self.total = total
+        self._free = deque(range(total))
+        self._holders = [0] * total
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Pages that somebody holds; ``free + used == total``."""
+        return self.total - len(self._free)
+
+    def holders(self, page: int) -> int:
+        """How many hold ``page``; 0 for a free one."""
+        return self._holders[page]
+
+    def allocate(self, count: int) -> list[int]:
+        """``count`` free pages, each with one holder. Raises ``OutOfPages``."""
+        if count < 0:
+            raise ArgumentError(f"count = {count}: give 0 or more pages")
+        if count > len(self._free):
+            raise OutOfPages(f"{count} pages asked for, but {len(self._free)} of {self.total} are free")
+        pages = [self._free.popleft() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return pages
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """One more holder for each of ``pages``, which must be held already."""
+        self._check(pages, "retain")
+        for page in pages:
+            self._holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder less for each of ``pages``; those that nobody holds any more are free."""
+        self._check(pages, "release")
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def _check(self, pages: Sequence[int], what: str) -> None:
+        # No holder has a page twice, so a page named twice is a mistake even where two others hold it.
+        if len(set(pages)) != len(pages):
+            twice = next(page for at, page in enumerate(pages) if page in pages[:at])
+            raise ArgumentError(f"page {twice}: named twice in one {what}; name each page once")
+        for page in pages:
+            if not 0 <= page < self.total:
+                raise ArgumentError(f"page {page}: the pool has pages 0 to {self.total - 1}")
+            if not self._holders[page]:
+                raise ArgumentError(f"page {page}: cannot {what} a free page (freed twice?)")

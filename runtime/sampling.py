@@ -1,0 +1,91 @@
+"""Sampling: the next token from a row of logits.
+
+A draw depends on the request's seed and the token's position only, never on who else is in the batch, on
+how the prompt was cut into chunks, or on a preemption.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.base import Tensor
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The token with the highest logit; of equal ones, any."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A draw from the softmax of ``logits / temperature``, cut to the likeliest tokens."""
+
+    temperature: float = 1.0
+    """Positive; small values favour likely tokens."""
+    top_k: int = 0
+    """Keep so many of the likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Then keep the fewest likeliest tokens whose probabilities sum to this; in (0, 1]."""
+    seed: int = 0
+    """0 to 2**64 - 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ArgumentError(f"temperature = {self.temperature}: give a positive number, or use Greedy()")
+        if self.top_k < 0:
+            raise ArgumentError(f"top_k = {self.top_k}: give a number of tokens, or 0 for all")
+        if not 0 < self.top_p <= 1:
+            raise ArgumentError(f"top_p = {self.top_p}: give a number above 0, up to 1 (all)")
+        if not 0 <= self.seed < 2**64:
+            raise ArgumentError(f"seed = {self.seed}: give an integer from 0 to 2**64 - 1")
+
+    def draw(self, logits_V: np.ndarray, position: int) -> int:
+        """The token at ``position``, from logits whose highest is finite."""
+        scores = logits_V.astype(np.float64)
+        scores = (scores - scores.max()) / self.temperature
+        ids = self._likeliest(scores)
+        sums = np.cumsum(np.exp(scores[ids]))
+        if self.top_p < 1:
+            # searchsorted finds the token with which the sum reaches top_p; it belongs in.
+            sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]
+        at = int(np.searchsorted(sums, self._uniform(position) * sums[-1], side="right"))
+        return int(ids[min(at, len(sums) - 1)])
+
+    def _likeliest(self, scores: np.ndarray) -> np.ndarray:
+        """Tokens that top_k keeps, likeliest first (of equal ones the lower id) if the order matters."""
+        k = min(self.top_k, len(scores)) or len(scores)
+        if k == len(scores) and self.top_p == 1:
+            return np.arange(k)
+        found = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
+        return found[np.argsort(-scores[found], kind="stable")][:k]
+
+    def _uniform(self, position: int) -> float:
+        """A number in [0, 1) that seed and position alone decide (a counter-based generator)."""
+        bits = int(np.random.Philox(key=self.seed, counter=position).random_raw())
+        return (bits >> 11) * 2.0**-53
+
+
+Sampling = Greedy | Sampled
+
+
+def choose(logits_SV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """One token for each row of logits (S, vocab) f32: how to choose it, and the position it will have.
+
+    Raises ``ArgumentError`` for a row whose highest logit is NaN or infinite: such a row says nothing.
+    """
+    best, ids = logits_SV.max(dim=-1)
+    for row, value in enumerate(best.tolist()):
+        if not math.isfinite(value):
+            raise ArgumentError(
+                f"logits[{row}]: the highest is {value}; the model's forward must give finite logits"
+            )
+    tokens: list[int] = ids.tolist()
+    for row, (how, position) in enumerate(zip(samplings, positions, strict=True)):
+        if isinstance(how, Sampled):
+            tokens[row] = how.draw(logits_SV[row].cpu().numpy(), position)
+    return tokens

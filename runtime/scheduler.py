@@ -1,0 +1,111 @@
+"""Scheduler: which requests compute how many tokens in the next step (continuous batching).
+
+Older requests go first in everything. A step has a budget of ``chunk`` tokens: decoding requests take one
+each, and prompts take the rest in the order of arrival, in pieces where they are longer. When pages run out
+the youngest request gives up its own and waits; it computes its tokens anew later. The oldest can thus
+always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.request import Request
+from kvgen.runtime.sequence import PageStore
+from kvgen.runtime.step import DECODE_ROWS, Rows
+
+by_age = attrgetter("id")
+
+
+@dataclass
+class Plan:
+    """What a step computes, in the order that ``build_step`` wants, and who had to give up pages for it."""
+
+    work: list[tuple[Request, Rows]] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+
+class Scheduler:
+    """Requests that wait (without pages) and that run (with pages), both oldest first."""
+
+    def __init__(self, store: PageStore, *, max_batch: int, chunk: int, max_positions: int) -> None:
+        if max_batch < 1:
+            raise ArgumentError(f"max_batch = {max_batch}: give at least 1 request a step")
+        if chunk < max_batch:
+            reason = f"{max_batch} decoding requests (max_batch) take a token each"
+            raise ArgumentError(f"chunk = {chunk}: {reason}; give at least that many tokens a step")
+        self.store = store
+        self.max_batch = max_batch
+        self.chunk = chunk
+        self.max_positions = max_positions
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+
+    def check(self, tokens: int, new: int) -> None:
+        """Refuse a request of ``tokens`` tokens and ``new`` more that could never finish."""
+        if new < 1:
+            raise ArgumentError(f"max_new_tokens = {new}: give at least 1")
+        pages, page = self.store.pool.total, self.store.page_size
+        for limit, holder in (
+            (self.max_positions, "the model has positions for"),
+            (pages * page, f"the pool ({pages} pages of {page} tokens) holds"),
+        ):
+            if tokens + new > limit:
+                hint = f"give at most {limit - tokens}" if tokens < limit else "shorten the prompt"
+                total = f"{tokens + new} with the prompt's {tokens} tokens"
+                raise ArgumentError(f"max_new_tokens = {new}: {total}, but {holder} {limit}; {hint}")
+
+    def add(self, request: Request) -> None:
+        """Take in a request: it runs at once if it has pages (a fork), else it waits for them."""
+        insort(self.running if request.sequence.num_pages else self.waiting, request, key=by_age)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, finished or not, and free its pages."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        request.sequence.free()
+
+    def plan(self) -> Plan:
+        """Choose the next step's work and reserve the room for it."""
+        plan, budget = Plan(), self.chunk
+        for request in sorted(self.running, key=lambda request: not request.decoding):
+            if budget and request not in plan.preempted:
+                budget -= self._schedule(request, budget, plan)
+        # Whoever was preempted just now must not be let in again with the pages that it gave up.
+        while budget and not plan.preempted and self.waiting and self._fits(self.waiting[0]):
+            request = self.waiting.pop(0)
+            self.running.append(request)
+            self.running.sort(key=by_age)
+            budget -= self._schedule(request, budget, plan)
+        plan.work.sort(key=lambda item: len(item[1].tokens) > DECODE_ROWS)
+        return plan
+
+    def _fits(self, request: Request) -> bool:
+        """Whether all tokens of a waiting request fit, and a page more where it may come to need one."""
+        if len(self.running) >= self.max_batch:
+            return False
+        pages, pool = self.store.pages, self.store.pool
+        need = min(pages(len(request.tokens)) + 1, pages(request.limit))
+        # Prompts that are let in take their pages chunk by chunk: what they still lack is not free.
+        promised = sum(pages(len(other.tokens)) - other.sequence.num_pages for other in self.running)
+        return need <= pool.free - promised
+
+    def _schedule(self, request: Request, budget: int, plan: Plan) -> int:
+        """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages."""
+        sequence, count = request.sequence, min(request.pending, budget)
+        while sequence.pages_needed(count) > self.store.pool.free:
+            victim = self.running.pop()
+            victim.sequence.free()
+            victim.decoding = False
+            insort(self.waiting, victim, key=by_age)
+            plan.preempted.append(victim)
+            plan.work = [item for item in plan.work if item[0] is not victim]
+            if victim is request:
+                return 0
+        start = sequence.length
+        sequence.reserve(count)
+        rows = Rows(sequence, request.tokens[start : start + count], sample=not request.pending)
+        plan.work.append((request, rows))
+        return count

@@ -1,0 +1,98 @@
+"""A tiny decoder with random weights, and what it says in float64 with nothing cached, paged or batched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvgen.ir import Spec
+from kvgen.runtime.attend import attend
+from kvgen.runtime.cache import Cache
+from kvgen.runtime.step import Step
+from tests.support.specs import make_spec
+
+SPEC = make_spec("f32", "f32", page_size=4, kv_heads=2, group=2, head_dim=16)
+"""The attention of ``TinyModel``."""
+
+
+class TinyModel:
+    """Two layers of grouped-query attention over 61 tokens; position is a learned vector, as in GPT-2."""
+
+    num_layers = 2
+    vocab_size = 61
+
+    def __init__(self, spec: Spec = SPEC, max_positions: int = 64, seed: int = 0) -> None:
+        self.spec, self.max_positions = spec, max_positions
+        att, width, g = spec.attention, 48, torch.Generator().manual_seed(seed)
+
+        def weights(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns, generator=g) / math.sqrt(columns)
+
+        self.embed, self.place = 4 * weights(self.vocab_size, width), 4 * weights(max_positions, width)
+        kv = att.kv_heads * att.head_dim
+        self.layers = [
+            [weights(n, width) for n in (att.q_heads * att.head_dim, kv, kv)]
+            + [weights(width, att.q_heads * att.head_dim)]
+            for _ in range(self.num_layers)
+        ]
+        self.head = weights(self.vocab_size, width)
+        self.steps: list[Step] = []
+        """The steps that ``forward`` was given."""
+
+    def forward(self, step: Step, library: Any, caches: Sequence[Cache]) -> torch.Tensor:
+        self.steps.append(step)
+        att, rows = self.spec.attention, len(step.tokens_T)
+        x = self.embed[step.tokens_T] + self.place[step.positions_T]
+        for (q, k, v, o), cache in zip(self.layers, caches, strict=True):
+            y = _norm(x)
+            heads = [(y @ w.T).view(rows, n, att.head_dim) for w, n in _heads(att, q, k, v)]
+            x = x + attend(library, cache, *heads, step).reshape(rows, -1) @ o.T
+        return _norm(x[step.last_rows_S]) @ self.head.T
+
+    def exact_logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits of the next token in float64: the whole sequence anew, one head at a time."""
+        att, at = self.spec.attention, torch.tensor(tokens)
+        hidden = torch.ones(len(at), len(at)).triu(1).bool()
+        x = self.embed.double()[at] + self.place.double()[: len(at)]
+        for weights in self.layers:
+            q, k, v, o = (w.double() for w in weights)
+            y, outs = _norm(x), []
+            for h in range(att.q_heads):
+                mine, its = (slice(i * att.head_dim, (i + 1) * att.head_dim) for i in (h, h // att.group))
+                scores = (y @ q[mine].T) @ (y @ k[its].T).T * att.scale
+                outs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ (y @ v[its].T))
+            x = x + torch.cat(outs, -1) @ o.T
+        return _norm(x[-1]) @ self.head.double().T
+
+    def exact_greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """``count`` greedy tokens; fails where the two best are so close that f32 may well swap them."""
+        tokens = list(prompt)
+        for _ in range(count):
+            best, ids = self.exact_logits(tokens).topk(2)
+            assert best[0] - best[1] > 1e-4, "too close a call for a test: take another prompt"
+            tokens.append(int(ids[0]))
+        return tokens[len(prompt) :]
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def _heads(att: Any, q: Any, k: Any, v: Any) -> list[tuple[torch.Tensor, int]]:
+    return [(q, att.q_heads), (k, att.kv_heads), (v, att.kv_heads)]
+
+
+def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(TinyModel.vocab_size, (n,), generator=g).tolist() for n in lengths]
+
+
+def poison(caches: Sequence[Cache]) -> None:
+    """Make every byte of every page 0xFF, which is NaN in all float formats."""
+    for cache in caches:
+        for pool in cache.pools.values():
+            pool.fill_(255)
