@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.base import Tensor
 from kvgen.runtime.cache import Cache
+from kvgen.runtime.model import Library, Model
 from kvgen.runtime.request import Event, Request
 from kvgen.runtime.sampling import Greedy, Sampling, choose
-from kvgen.runtime.scheduler import Scheduler
+from kvgen.runtime.scheduler import Plan, Scheduler, Work
 from kvgen.runtime.sequence import PagedSequence, PageStore
-from kvgen.runtime.step import Step, build_step
+from kvgen.runtime.step import build_step
 
-Library = Any
-"""A ``CacheOps`` with ``spec``, ``record`` and ``new_cache(num_pages, layers=, scales=)``."""
-
-
-class Model(Protocol):
-    """A decoder that leaves attention to ``kvgen.runtime.attend.attend``."""
-
-    num_layers: int
-    vocab_size: int
-    max_positions: int
-    """Tokens that a request may have, prompt included."""
-
-    def forward(self, step: Step, library: Library, caches: Sequence[Cache]) -> Tensor:
-        """Logits (S, vocab_size) f32, a row for each of ``step.last_rows_S``; ``caches[i]`` is layer i's."""
-        ...
+__all__ = ["Engine", "Event", "Library", "Model"]
 
 
 class Engine:
@@ -53,9 +39,8 @@ class Engine:
             raise ArgumentError("attention.causal = False: an engine computes prompts in chunks; use causal")
         self.model = model
         self.library = library
-        self.caches: tuple[Cache, ...] = library.new_cache(
-            num_pages, layers=model.num_layers, scales=scales
-        ).layers
+        cache = library.new_cache(num_pages, layers=model.num_layers, scales=scales)
+        self.caches: tuple[Cache, ...] = cache.layers
         self.store = PageStore(library, self.caches)
         self.scheduler = Scheduler(
             self.store, max_batch=max_batch, chunk=chunk, max_positions=model.max_positions
@@ -106,9 +91,9 @@ class Engine:
         new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
         how = parent.sampling if sampling is None else sampling
         self._check(parent.tokens, new, how)
+        stops = frozenset(parent.stop if stop is None else stop)
         room = len(self.scheduler.running) < self.scheduler.max_batch
         sequence = parent.sequence.fork() if room else PagedSequence(self.store)
-        stops = parent.stop if stop is None else frozenset(stop)
         child = self._enter(list(parent.tokens), new, how, stops, sequence)
         self._requests[child].decoding = room and parent.decoding
         return child
@@ -122,16 +107,15 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Compute the next step and tell what happened. If the model raises, the step can be tried again."""
-        plan = self.scheduler.plan()
-        events = [Event(request.id, "preempted") for request in plan.preempted]
-        if not plan.work:
-            return events
+        plan = Plan()
         try:
+            self.scheduler.fill(plan)
             tokens = iter(self._forward(plan.work))
         except BaseException:
             for _, rows in plan.work:
                 rows.sequence.truncate(rows.sequence.length - len(rows.tokens))
             raise
+        events = [Event(request.id, "preempted") for request in plan.preempted]
         for request, rows in plan.work:
             if not request.decoding:
                 done, total = rows.sequence.length, len(request.tokens)
@@ -180,10 +164,15 @@ class Engine:
         del self._requests[request.id]
         self.scheduler.remove(request)
 
-    def _forward(self, work: list[Any]) -> list[int]:
+    def _forward(self, work: list[Work]) -> list[int]:
         """Run the model; the next token of each request that samples."""
-        step = build_step([rows for _, rows in work], self.caches[0].device)
-        logits = self.model.forward(step, self.library, self.caches)
+        import torch
+
+        if not work:
+            return []
+        with torch.no_grad():
+            step = build_step([rows for _, rows in work], self.caches[0].device)
+            logits = self.model.forward(step, self.library, self.caches)
         sampling = [request for request, rows in work if rows.sample]
         want = (len(sampling), self.model.vocab_size)
         if tuple(logits.shape) != want:

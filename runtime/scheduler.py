@@ -17,6 +17,8 @@ from kvgen.runtime.request import Request
 from kvgen.runtime.sequence import PageStore
 from kvgen.runtime.step import DECODE_ROWS, Rows
 
+Work = tuple[Request, Rows]
+
 by_age = attrgetter("id")
 
 
@@ -24,7 +26,7 @@ by_age = attrgetter("id")
 class Plan:
     """What a step computes, in the order that ``build_step`` wants, and who had to give up pages for it."""
 
-    work: list[tuple[Request, Rows]] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
 
@@ -67,9 +69,12 @@ class Scheduler:
         (self.running if request in self.running else self.waiting).remove(request)
         request.sequence.free()
 
-    def plan(self) -> Plan:
-        """Choose the next step's work and reserve the room for it."""
-        plan, budget = Plan(), self.chunk
+    def fill(self, plan: Plan) -> None:
+        """Choose the next step's work and reserve the room for it.
+
+        Should this raise, ``plan`` holds the work that has room reserved already.
+        """
+        budget = self.chunk
         for request in sorted(self.running, key=lambda request: not request.decoding):
             if budget and request not in plan.preempted:
                 budget -= self._schedule(request, budget, plan)
@@ -80,7 +85,6 @@ class Scheduler:
             self.running.sort(key=by_age)
             budget -= self._schedule(request, budget, plan)
         plan.work.sort(key=lambda item: len(item[1].tokens) > DECODE_ROWS)
-        return plan
 
     def _fits(self, request: Request) -> bool:
         """Whether all tokens of a waiting request fit, and a page more where it may come to need one."""

@@ -59,18 +59,23 @@ class PagedSequence:
     def reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` more tokens, which count from now on; the caller appends them.
 
-        A partly filled last page that others hold too is copied first. Raises ``OutOfPages`` and then
-        changes nothing.
+        A partly filled last page that others hold too is copied first. Raises ``OutOfPages``, and whatever
+        the copy raises; nothing has changed then.
         """
         if tokens < 1:
             raise ArgumentError(f"tokens = {tokens}: reserve at least one")
         pool, shared = self.store.pool, self._must_copy()
         fresh = pool.allocate(self.pages_needed(tokens))
         if shared:
-            last, own = int(self._ids[self.num_pages - 1]), fresh.pop(0)
-            self.store.copy_page(last, own)
+            last, own = int(self._ids[self.num_pages - 1]), fresh[0]
+            try:
+                self.store.copy_page(last, own)
+            except BaseException:
+                pool.release(fresh)
+                raise
             self._ids[self.num_pages - 1] = own
             pool.release([last])
+            del fresh[0]
         if fresh:
             count = self.num_pages + len(fresh)
             if count > len(self._ids):

@@ -1,0 +1,26 @@
+"""Model: what an engine asks of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvgen.runtime.base import Tensor
+from kvgen.runtime.cache import Cache
+from kvgen.runtime.step import Step
+
+Library = Any
+"""A ``CacheOps`` with ``spec``, ``record`` and ``new_cache(num_pages, layers=, scales=)``."""
+
+
+class Model(Protocol):
+    """A decoder that leaves attention to ``kvgen.runtime.attend.attend``."""
+
+    num_layers: int
+    vocab_size: int
+    max_positions: int
+    """Tokens that a request may have, prompt included."""
+
+    def forward(self, step: Step, library: Library, caches: Sequence[Cache]) -> Tensor:
+        """Logits (S, vocab_size) f32, a row for each of ``step.last_rows_S``; ``caches[i]`` is layer i's."""
+        ...
