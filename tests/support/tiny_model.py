@@ -31,11 +31,16 @@ class TinyModel:
         def weights(rows: int, columns: int) -> torch.Tensor:
             return torch.randn(rows, columns, generator=g) / math.sqrt(columns)
 
-        self.embed, self.place = 4 * weights(self.vocab_size, width), 4 * weights(max_positions, width)
+        self.embed, self.place = weights(self.vocab_size, width), weights(max_positions, width)
         kv = att.kv_heads * att.head_dim
+        # Large queries make attention choose: with a mean over all keys every prompt would go on alike.
         self.layers = [
-            [weights(n, width) for n in (att.q_heads * att.head_dim, kv, kv)]
-            + [weights(width, att.q_heads * att.head_dim)]
+            [
+                4 * weights(att.q_heads * att.head_dim, width),
+                weights(kv, width),
+                weights(kv, width),
+                weights(width, att.q_heads * att.head_dim),
+            ]
             for _ in range(self.num_layers)
         ]
         self.head = weights(self.vocab_size, width)
@@ -55,16 +60,12 @@ class TinyModel:
     def exact_logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits of the next token in float64: the whole sequence anew, one head at a time."""
         att, at = self.spec.attention, torch.tensor(tokens)
-        hidden = torch.ones(len(at), len(at)).triu(1).bool()
         x = self.embed.double()[at] + self.place.double()[: len(at)]
         for weights in self.layers:
             q, k, v, o = (w.double() for w in weights)
-            y, outs = _norm(x), []
-            for h in range(att.q_heads):
-                mine, its = (slice(i * att.head_dim, (i + 1) * att.head_dim) for i in (h, h // att.group))
-                scores = (y @ q[mine].T) @ (y @ k[its].T).T * att.scale
-                outs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ (y @ v[its].T))
-            x = x + torch.cat(outs, -1) @ o.T
+            y = _norm(x)
+            rows = [(y @ w.T).view(len(at), n, att.head_dim) for w, n in _heads(att, q, k, v)]
+            x = x + exact_attention(self.spec, *rows).reshape(len(at), -1) @ o.T
         return _norm(x[-1]) @ self.head.double().T
 
     def exact_greedy(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -75,6 +76,20 @@ class TinyModel:
             assert best[0] - best[1] > 1e-4, "too close a call for a test: take another prompt"
             tokens.append(int(ids[0]))
         return tokens[len(prompt) :]
+
+
+def exact_attention(spec: Spec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Float64 attention of one request's last rows q (Q, heads, d) over all its k and v, a head at a time."""
+    att = spec.attention
+    # How far each key stands behind the row that looks at it.
+    behind = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+    hidden = (behind < 0) | (behind > (len(k) if att.window is None else att.window))
+    outs = []
+    for h in range(att.q_heads):
+        own = h // att.group
+        scores = q[:, h].double() @ k[:, own].double().T * att.scale
+        outs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, own].double())
+    return torch.stack(outs, 1)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,15 @@
+"""What tests of the batched runtime share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Kernels of a few microseconds: a second thread only waits for a core that the next test has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVGEN_NUM_THREADS", "1")
+        yield
