@@ -1,0 +1,148 @@
+"""build_step and attend: what goes where in a ragged batch, against float64 attention of each request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.attend import attend
+from kvgen.runtime.sequence import PagedSequence, PageStore
+from kvgen.runtime.step import DECODE_ROWS, Rows, Step, build_step
+from tests.support.engines import engine_params, library
+from tests.support.specs import make_spec
+from tests.support.tiny_model import SPEC, exact_attention, poison
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WINDOWED = make_spec("f32", "f32", "nhd", page_size=4, kv_heads=2, group=2, head_dim=16, mask=(True, 5))
+HALF = make_spec("f32", "f32", page_size=4, kv_heads=2, group=2, head_dim=16, q_dtype="bf16")
+
+
+def new_store(lib: Any, pages: int = 64) -> PageStore:
+    store = PageStore(lib, lib.new_cache(pages).layers)
+    poison(store.caches)
+    return store
+
+
+class Batch:
+    """Requests of ``shape`` = (keys before the step, rows in the step), their pages interleaved."""
+
+    def __init__(self, lib: Any, *shape: tuple[int, int], pages: int = 64) -> None:
+        att, self.lib, self.shape = lib.spec.attention, lib, shape
+        g = torch.Generator().manual_seed(len(shape))
+        self.store = new_store(lib, pages)
+        self.sequences = [PagedSequence(self.store) for _ in shape]
+        self.kv = [torch.randn(2, sum(s), att.kv_heads, att.head_dim, generator=g) for s in shape]
+        self.q = [torch.randn(n, att.q_heads, att.head_dim, generator=g) for _, n in shape]
+        for at in range(0, max(old for old, _ in shape), 3):
+            for (old, _), sequence, kv in zip(shape, self.sequences, self.kv, strict=True):
+                if count := min(3, old - at) if at < old else 0:
+                    sequence.reserve(count)
+                    slots = build_step([Rows(sequence, [0] * count, False)]).slots_T
+                    lib.append(self.store.caches[0], *kv[:, at : at + count], slots)
+
+    def step(self) -> Step:
+        for sequence, (_, rows) in zip(self.sequences, self.shape, strict=True):
+            sequence.reserve(rows)
+        return build_step(
+            [Rows(s, [0] * n, False) for s, (_, n) in zip(self.sequences, self.shape, strict=True)]
+        )
+
+    def attend(self, step: Step, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
+        kv = torch.cat([kv[:, old:] for kv, (old, _) in zip(self.kv, self.shape, strict=True)], 1)
+        return attend(self.lib, self.store.caches[0], torch.cat(self.q).to(dtype), *kv, step, **options)
+
+    def exact(self) -> torch.Tensor:
+        both = zip(self.q, self.kv, strict=True)
+        return torch.cat([exact_attention(self.lib.spec, q, *kv) for q, kv in both])
+
+
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "decode": ((3, 1), (0, 1), (8, 1)),
+    "few rows": ((5, 2), (0, DECODE_ROWS), (4, 1)),
+    "prefill": ((0, 9), (7, 12)),
+    "mixed": ((6, 1), (2, 5), (0, DECODE_ROWS + 1), (5, 11)),
+    "few rows last": ((6, 1), (0, 9), (3, 2)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("engine", engine_params(("portable", "avx2", "avx512-bf16")))
+def test_each_request_sees_its_own_keys_only(engine: str, shape: tuple[tuple[int, int], ...]) -> None:
+    batch = Batch(library(engine, SPEC), *shape)
+    torch.testing.assert_close(batch.attend(batch.step()).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_row_has_a_window_of_its_own(shape: tuple[tuple[int, int], ...]) -> None:
+    batch = Batch(library("portable", WINDOWED), *shape)
+    torch.testing.assert_close(batch.attend(batch.step()).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+def test_the_interpreted_kernels_agree() -> None:
+    batch = Batch(library("interpret", SPEC), (2, 1), (0, 9))
+    torch.testing.assert_close(batch.attend(batch.step()).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+def test_line_21_a_whole_prompt_beside_one_with_400_cached_keys() -> None:
+    batch = Batch(library("portable", SPEC), (0, 1000), (400, 100), pages=400)
+    torch.testing.assert_close(batch.attend(batch.step()).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+def test_what_stands_behind_a_requests_pages_means_nothing() -> None:
+    batch = Batch(library("portable", SPEC), *SHAPES["mixed"])
+    step = batch.step()
+    for row, sequence in zip(step.page_table_BP, batch.sequences, strict=True):
+        row[sequence.num_pages :] = -(2**31)
+    torch.testing.assert_close(batch.attend(step).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+def test_q_is_cast_to_the_specs_type_and_back() -> None:
+    batch = Batch(library("portable", HALF), *SHAPES["mixed"])
+    out = batch.attend(batch.step())
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), batch.exact(), rtol=0, atol=0.05)
+    assert not torch.allclose(out.double(), batch.exact(), rtol=0, atol=1e-5), "bf16 leaves a trace"
+
+
+def test_a_scale_replaces_the_specs() -> None:
+    one, two = (Batch(library("portable", SPEC), *SHAPES["mixed"]) for _ in range(2))
+    two.q = [q / 2 for q in two.q]
+    out = one.attend(one.step(), scale=SPEC.attention.scale / 2)
+    torch.testing.assert_close(out.double(), two.exact(), rtol=0, atol=1e-5)
+
+
+def test_foreign_caches_are_refused() -> None:
+    batch = Batch(library("portable", SPEC), *SHAPES["decode"])
+    batch.lib = library("portable", WINDOWED)
+    with pytest.raises(ArgumentError, match="use the library that made it"):
+        batch.attend(batch.step())
+
+
+def test_what_a_step_holds() -> None:
+    store = new_store(library("portable", SPEC))
+    one, two, three = (PagedSequence(store) for _ in range(3))
+    one.reserve(5)  # pages 0, 1
+    two.reserve(2)  # page 2
+    one.reserve(4)  # page 3
+    three.reserve(9)  # pages 4, 5, 6
+    step = build_step([Rows(one, [7], True), Rows(two, [8, 9], False), Rows(three, list(range(9)), True)])
+    assert step.tokens_T.tolist() == [7, 8, 9, *range(9)]
+    assert step.positions_T.tolist() == [8, 0, 1, *range(9)]
+    assert step.slots_T.tolist() == [12, 8, 9, *range(16, 25)]
+    assert step.page_table_BP.shape == (3, 3)
+    assert [row.tolist()[:n] for row, n in zip(step.page_table_BP, (3, 1, 3), strict=True)] == [
+        [0, 1, 3],
+        [2],
+        [4, 5, 6],
+    ]
+    assert step.kv_lens_B.tolist() == [9, 2, 9]
+    assert step.q_starts_B1.tolist() == [0, 1, 3, 12]
+    assert (step.num_decode, step.decode_rows) == (2, 3)
+    assert step.last_rows_S.tolist() == [0, 11]
+    int64, int32 = [step.tokens_T, step.positions_T, step.slots_T, step.last_rows_S], [step.page_table_BP]
+    assert {t.dtype for t in int64} == {torch.int64}
+    assert {t.dtype for t in [*int32, step.kv_lens_B, step.q_starts_B1]} == {torch.int32}

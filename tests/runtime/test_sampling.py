@@ -1,0 +1,104 @@
+"""Sampling: frequencies, cuts, and draws that depend on seed and position alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.sampling import Greedy, Sampled, choose
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
+
+
+def draws(how: Sampled, logits: np.ndarray = LOGITS, count: int = 4000) -> np.ndarray:
+    """How often each token comes at positions 0 to count - 1."""
+    found = [how.draw(logits, position) for position in range(count)]
+    return np.bincount(found, minlength=len(logits)) / count
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
+    want = np.exp(LOGITS / temperature)
+    want /= want.sum()
+    # Four standard deviations of a frequency of 4000 draws are below 0.032.
+    np.testing.assert_allclose(draws(Sampled(temperature, seed=3)), want, atol=0.032)
+
+
+@pytest.mark.parametrize(
+    "how, kept",
+    [
+        (Sampled(top_k=1), {1}),
+        (Sampled(top_k=3), {1, 3, 4}),
+        (Sampled(top_k=99), {0, 1, 2, 3, 4}),
+        (Sampled(top_p=0.39), {1}),
+        (Sampled(top_p=0.41), {1, 3}),
+        (Sampled(top_p=0.84), {1, 3, 4}),
+        (Sampled(top_k=2, top_p=0.61), {1}),  # of the two, 1 has 0.4 / 0.65 = 0.615
+        (Sampled(top_k=2, top_p=0.62), {1, 3}),
+        (Sampled(top_p=1e-9), {1}),
+    ],
+)
+def test_cuts_keep_the_likeliest(how: Sampled, kept: set[int]) -> None:
+    found = draws(how)
+    assert set(np.flatnonzero(found).tolist()) == kept
+    p = np.exp(LOGITS)[sorted(kept)]
+    np.testing.assert_allclose(found[sorted(kept)], p / p.sum(), atol=0.032)
+
+
+def test_of_equal_logits_top_k_keeps_the_lower_ids() -> None:
+    found = draws(Sampled(top_k=2), np.zeros(5, np.float32), 200)
+    assert set(np.flatnonzero(found).tolist()) == {0, 1}
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    found = draws(Sampled(temperature=100.0), np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32), 500)
+    assert set(np.flatnonzero(found).tolist()) == {1, 3}
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    one = [Sampled(seed=1).draw(LOGITS, at) for at in range(50)]
+    assert one == [Sampled(seed=1).draw(LOGITS, at) for at in reversed(range(50))][::-1]
+    assert one != [Sampled(seed=2).draw(LOGITS, at) for at in range(50)]
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 40, generator=g)
+    hows = [Sampled(seed=7), Greedy(), Sampled(0.7, 5, 0.9, 8), Greedy(), Sampled(seed=2**64 - 1), Sampled()]
+    places = [3, 5, 900, 0, 2**31, 4]
+    together = choose(logits, hows, places)
+    for order in ([5, 4, 3, 2, 1, 0], [2], [0, 3]):
+        some = choose(logits[order], [hows[i] for i in order], [places[i] for i in order])
+        assert some == [together[i] for i in order]
+    assert [together[1], together[3]] == logits[[1, 3]].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("how", [Greedy(), Sampled()])
+def test_logits_that_say_nothing_are_refused(value: float, how: Any) -> None:
+    logits = torch.zeros(2, 4)
+    logits[1, 2] = value
+    with pytest.raises(ArgumentError, match=r"logits\[1\]: the highest is"):
+        choose(logits, [how, how], [0, 0])
+    with pytest.raises(ArgumentError, match=r"logits\[0\]: the highest is -inf"):
+        choose(torch.full((1, 4), -torch.inf), [how], [0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))} = .*: give"):
+        Sampled(**options)
