@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvgen.backends.cpu import machine
 from kvgen.errors import ArgumentError
 from kvgen.runtime import arguments as check
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
+
+if TYPE_CHECKING:
+    from kvgen.runtime.quick import Calls
 
 
 class AttentionOps(OpsBase):
@@ -40,10 +45,8 @@ class AttentionOps(OpsBase):
         Returns out like q with v_head_dim, and lse (rows, q_heads) f32 in base 2.
         """
         variant = "single" if q_starts_B1 is None else "multi"
-        values = self._attention(
-            q_BHD, cache, page_table_BP, kv_lens_B, q_starts_B1, scale, params, num_threads
-        )
-        return self._run("decode", variant, values, out, lse, workspace)
+        tensors = (q_BHD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
+        return self._attend("decode", variant, cache, tensors, workspace, scale, params, num_threads)
 
     def prefill(
         self,
@@ -66,10 +69,8 @@ class AttentionOps(OpsBase):
         ``decode``.
         """
         check.need_starts(q_starts_B1)
-        values = self._attention(
-            q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, scale, params, num_threads
-        )
-        return self._run("prefill", "", values, out, lse, workspace)
+        tensors = (q_THD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
+        return self._attend("prefill", "", cache, tensors, workspace, scale, params, num_threads)
 
     def workspace_bytes(
         self,
@@ -90,6 +91,51 @@ class AttentionOps(OpsBase):
         variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
         values = self._attention(q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, None, None, num_threads)
         return self.kernel(op, variant).workspace(values) if q_THD.shape[0] else 0
+
+    def _attend(
+        self,
+        op: str,
+        variant: str,
+        cache: Cache,
+        tensors: tuple[Tensor | None, ...],
+        workspace: Tensor | None,
+        scale: Any,
+        params: Any,
+        num_threads: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """A call of known shapes at once, any other after every check.
+
+        ``tensors``: q, q_starts, page_table, kv_lens, out, lse.
+        """
+        calls = cache.calls if isinstance(cache, Cache) else None
+        if calls is not None and params is None:
+            done = calls.attend(self, op, tensors, workspace, scale, num_threads)
+            if done is not None:
+                return done
+        q, q_starts, table, kv_lens, out, lse = tensors
+        values = self._attention(q, cache, table, kv_lens, q_starts, scale, params, num_threads)
+        made = self._run(op, variant, values, out, lse, workspace)
+        if calls is not None and made[0].shape[0]:
+            self._remember(op, variant, calls, (*tensors[:4], *made), tensors, values, scale)
+        return made
+
+    def _remember(
+        self,
+        op: str,
+        variant: str,
+        calls: Calls,
+        made: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...],
+        values: dict[str, Any],
+        scale: Any,
+    ) -> None:
+        """Keep a call that was checked, where its kernel can be called by addresses."""
+        from kvgen.runtime import quick
+
+        prepare = getattr(self.kernel(op, variant), "prepare", None)
+        key = quick.call_key(self.serial, op, given, scale, machine.num_threads(values["num_threads"]))
+        if prepare is not None and key is not None:
+            calls.put(key, prepare(values, quick.NUMBERS), made)
 
     def _attention(
         self,
@@ -182,25 +228,30 @@ class AttentionOps(OpsBase):
         kernel = self.kernel(op, variant)
         need = kernel.workspace(values)
         if workspace is None:
-            workspace = self._scratch(need, out.device)
+            workspace = self.scratch(need, out.device)
         else:
             check.need_workspace(workspace, need, out.device)
         values["workspace"] = workspace
         kernel.launch(values)
         return out, lse
 
-    def _scratch(self, nbytes: int, device: Any) -> Tensor:
+    def scratch(self, nbytes: int, device: Any) -> Tensor:
         """Workspace for a call that brought none.
 
         On the CPU the library keeps one for each thread, because kernels run without the interpreter lock.
         On a GPU torch's allocator is asked each time: it knows which stream still uses what.
         """
-        import torch
-
         if device.type != "cpu":
+            import torch
+
             return torch.empty(max(nbytes, 64), dtype=torch.uint8, device=device)
-        local = self.__dict__.setdefault("_workspaces", threading.local())
-        held: Tensor = getattr(local, "held", None)
-        if held is None or held.numel() < nbytes:
-            held = local.held = torch.empty(max(nbytes, 64), dtype=torch.uint8)
+        held: Tensor = getattr(self._workspaces, "held", None)
+        if held is None or held.nbytes < nbytes:
+            import torch
+
+            held = self._workspaces.held = torch.empty(max(nbytes, 64), dtype=torch.uint8)
         return held
+
+    @cached_property
+    def _workspaces(self) -> threading.local:
+        return threading.local()

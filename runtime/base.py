@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvgen.errors import ArgumentError
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 Tensor = Any
 """A torch tensor (torch is imported only when an op runs)."""
+
+
+_SERIALS = itertools.count()
 
 
 class Launchable(Protocol):
@@ -35,6 +40,11 @@ class OpsBase:
     spec: Spec
     checked: bool
     """Whether values (lengths, page ids, slots) are checked as well as shapes; CPU only."""
+
+    @cached_property
+    def serial(self) -> int:
+        """A number that no other library of this process has."""
+        return next(_SERIALS)
 
     def kernel(self, op: str, variant: str = "") -> Launchable:
         """The compiled kernel of ``op``."""

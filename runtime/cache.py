@@ -49,6 +49,9 @@ class Cache:
         self.layers: tuple[Cache, ...] = (self,)
         """One cache for each layer; all share the page ids."""
         self.device = next(iter(self.planes.values())).device
+        from kvgen.runtime.quick import Calls  # imports torch, which is here wherever a cache is
+
+        self.calls = Calls(num_pages) if self.device.type == "cpu" else None
         self._arguments: dict[str, Any] = {}
         for name, tensor in self.planes.items():
             self._arguments[name] = tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgen.errors import UnsupportedError
-from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.ir import PageRecord, Schedule, Spec, Target, rules
 from kvgen.ir.plan import Constant, Part
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
@@ -92,6 +92,8 @@ def attention_answers(given: Inputs) -> Answers:
         constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
     answers: dict[str, Any] = {
         "multi": variant == "multi",
+        "ragged": variant != "single",
+        "rules": rules,
         # Only a masked kernel has keys that some of its rows do not see.
         "helper_names": [*helpers, *(["weighed"] if v_pairs and masks else [])],
         "prefetch_next": prefetch,

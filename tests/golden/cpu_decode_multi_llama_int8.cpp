@@ -426,20 +426,23 @@ int run(const Args& a) {
   const int64_t splits = most_splits(a);
   const int64_t thread_bytes = scratch_bytes(a);
   const int rows_pad = ((int)a.max_q_len * GROUP + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
+  const int64_t units = a.batch * splits * (KV_HEADS / HEADS);
+  // More threads than units would only cost their start.
+  const int threads = (int)std::max<int64_t>(1, std::min(a.num_threads, units));
   float* partials = (float*)(a.workspace + a.num_threads * thread_bytes);
   // A partial row stands at [query row][split][query head].
   const auto partial = [&](int64_t q_row, int64_t split, int64_t head) {
     return partials + ((q_row * splits + split) * Q_HEADS + head) * (V_HEAD_DIM + 1);
   };
 
-#pragma omp parallel num_threads((int)a.num_threads)
+#pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Unit u;
     carve(Scratch{(uintptr_t)a.workspace + omp_get_thread_num() * thread_bytes}, rows_pad, u);
     float row[V_HEAD_DIM];
 
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < a.batch * splits * (KV_HEADS / HEADS); ++item) {
+    for (int64_t item = 0; item < units; ++item) {
       const int64_t b = item / (splits * (KV_HEADS / HEADS)), split = item / (KV_HEADS / HEADS) % splits;
       const Request r = request(a, b);
       if (split >= r.splits) continue;
@@ -494,17 +497,39 @@ int run(const Args& a) {
   return 0;
 }
 
+// The first rule that lengths, row starts or page ids break, as `kvgen.ir.rules` numbers them; 0 for none.
+inline int64_t broken_rule(const Args& a, int64_t num_pages, int64_t rows) {
+  if (a.q_starts[0] != 0 || a.q_starts[a.batch] != rows) return 2;
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const int64_t kv_len = a.kv_lens[b];
+    if (kv_len < 0 || kv_len > a.table_width * PAGE) return 1;
+    const int64_t q_len = a.q_starts[b + 1] - a.q_starts[b];
+    if (q_len < 0) return 2;
+    const int32_t* pages = a.page_table + b * a.table_stride;
+    for (int64_t p = 0; p < (kv_len + PAGE - 1) / PAGE; ++p)
+      if (pages[p] < 0 || pages[p] >= num_pages) return 3;
+  }
+  return 0;
+}
+
+// A scratch for each thread, and the partial states.
+inline int64_t workspace_bytes(const Args& a) {
+  const int64_t rows = a.q_starts[a.batch];
+  return a.num_threads * scratch_bytes(a) + rows * most_splits(a) * Q_HEADS * (V_HEAD_DIM + 1) * (int64_t)sizeof(float);
+}
+
 }  // namespace kvgen_decode_2f06099a_impl
+
+// Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.
+// They are looked at where `num_pages` is not negative; `rows` is the number of query rows.
+extern "C" int64_t kvgen_decode_2f06099a_query(const void* args, int64_t num_pages, int64_t rows) {
+  using namespace kvgen_decode_2f06099a_impl;
+  const Args& a = *static_cast<const Args*>(args);
+  if (num_pages >= 0)
+    if (const int64_t rule = broken_rule(a, num_pages, rows)) return -rule;
+  return workspace_bytes(a);
+}
 
 extern "C" int kvgen_decode_2f06099a(const void* args) {
   return kvgen_decode_2f06099a_impl::run(*static_cast<const kvgen_decode_2f06099a_impl::Args*>(args));
-}
-
-// Stores the bytes of workspace that a call with these arguments needs where `workspace` points.
-extern "C" int kvgen_decode_2f06099a_workspace(const void* args) {
-  using namespace kvgen_decode_2f06099a_impl;
-  const Args& a = *static_cast<const Args*>(args);
-  const int64_t rows = a.q_starts[a.batch];
-  *(int64_t*)a.workspace = a.num_threads * scratch_bytes(a) + rows * most_splits(a) * Q_HEADS * (V_HEAD_DIM + 1) * (int64_t)sizeof(float);
-  return 0;
 }

@@ -360,7 +360,10 @@ inline int64_t scratch_bytes() {
 
 int run(const Args& a) {
   const int64_t tiles = (a.max_q_len + Q_TILE - 1) / Q_TILE;
-#pragma omp parallel num_threads((int)a.num_threads)
+  const int64_t units = a.batch * tiles * KV_HEADS;
+  // More threads than units would only cost their start.
+  const int threads = (int)std::max<int64_t>(1, std::min(a.num_threads, units));
+#pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Unit u;
     carve(Scratch{(uintptr_t)a.workspace + omp_get_thread_num() * scratch_bytes()}, ROWS_PAD, u);
@@ -368,7 +371,7 @@ int run(const Args& a) {
 
     // Late tiles of a causal request are the longest: they go first.
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < a.batch * tiles * KV_HEADS; ++item) {
+    for (int64_t item = 0; item < units; ++item) {
       const int64_t b = item / KV_HEADS % a.batch, tile = tiles - 1 - item / (KV_HEADS * a.batch);
       const int64_t q_start = a.q_starts[b], q_len = a.q_starts[b + 1] - q_start, kv_len = a.kv_lens[b];
       const int64_t q_first = tile * Q_TILE, queries = std::min<int64_t>(Q_TILE, q_len - q_first);
@@ -395,16 +398,36 @@ int run(const Args& a) {
   return 0;
 }
 
+// The first rule that lengths, row starts or page ids break, as `kvgen.ir.rules` numbers them; 0 for none.
+inline int64_t broken_rule(const Args& a, int64_t num_pages, int64_t rows) {
+  if (a.q_starts[0] != 0 || a.q_starts[a.batch] != rows) return 2;
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const int64_t kv_len = a.kv_lens[b];
+    if (kv_len < 0 || kv_len > a.table_width * PAGE) return 1;
+    const int64_t q_len = a.q_starts[b + 1] - a.q_starts[b];
+    if (q_len < 0) return 2;
+    int64_t lo, hi;
+    key_range(kv_len - q_len, kv_len - 1, kv_len, lo, hi);
+    const int32_t* pages = a.page_table + b * a.table_stride;
+    for (int64_t p = lo / PAGE; p < (kv_len + PAGE - 1) / PAGE; ++p)
+      if (pages[p] < 0 || pages[p] >= num_pages) return 3;
+  }
+  return 0;
+}
+
+
 }  // namespace kvgen_prefill_3703c9ec_impl
+
+// Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.
+// They are looked at where `num_pages` is not negative; `rows` is the number of query rows.
+extern "C" int64_t kvgen_prefill_3703c9ec_query(const void* args, int64_t num_pages, int64_t rows) {
+  using namespace kvgen_prefill_3703c9ec_impl;
+  const Args& a = *static_cast<const Args*>(args);
+  if (num_pages >= 0)
+    if (const int64_t rule = broken_rule(a, num_pages, rows)) return -rule;
+  return a.num_threads * scratch_bytes();
+}
 
 extern "C" int kvgen_prefill_3703c9ec(const void* args) {
   return kvgen_prefill_3703c9ec_impl::run(*static_cast<const kvgen_prefill_3703c9ec_impl::Args*>(args));
-}
-
-// Stores the bytes of workspace that a call with these arguments needs where `workspace` points.
-extern "C" int kvgen_prefill_3703c9ec_workspace(const void* args) {
-  using namespace kvgen_prefill_3703c9ec_impl;
-  const Args& a = *static_cast<const Args*>(args);
-  *(int64_t*)a.workspace = a.num_threads * scratch_bytes();
-  return 0;
 }

@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from kvgen.backends.cpu import batch, isa, loader, machine
 from kvgen.backends.cpu.batch import Outcome
 from kvgen.backends.cpu.job import Job
+from kvgen.backends.cpu.kernel import CpuKernel
 from kvgen.errors import ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import KernelPlan
 from kvgen.passes.plan_cpu import plan_cpu
 from kvgen.passes.render import render
 
+__all__ = ["EXACT_OPS", "CpuBackend", "CpuKernel"]
+
 EXACT_OPS = ("append", "gather", "copy")
 """Ops whose bytes are defined: a product and a sum stay two roundings."""
-
-WITH_WORKSPACE = ("decode", "prefill")
-"""Ops that export a workspace query."""
-
-
-class CpuKernel:
-    """One op in a loaded shared object."""
-
-    def __init__(self, plan: KernelPlan, library: loader.Library) -> None:
-        self.plan = plan
-        self.library = library
-        fields = loader.ArgStruct([(arg.name, arg.kind) for arg in plan.args])
-        self._run = library.function(plan.entry, fields)
-        self._query = (
-            library.function(f"{plan.entry}_workspace", fields) if plan.op in WITH_WORKSPACE else None
-        )
-        self._names = tuple((arg.name, arg.kind == "ptr") for arg in plan.args)
-
-    def workspace(self, values: Mapping[str, Any]) -> int:
-        """Bytes of workspace that a launch with these values needs."""
-        if self._query is None:
-            return 0
-        answer = np.zeros(1, dtype=np.int64)
-        self._query(*self._pack({**values, "workspace": answer.ctypes.data}))
-        return int(answer[0])
-
-    def launch(self, values: Mapping[str, Any]) -> None:
-        """Run on the calling thread and ``num_threads - 1`` others (default: usable cores)."""
-        self._run(*self._pack(values))
-
-    def _pack(self, values: Mapping[str, Any]) -> list[Any]:
-        packed = []
-        for name, pointer in self._names:
-            value = values.get(name)
-            if name == "num_threads":
-                packed.append(machine.num_threads(value))
-            elif value is None:
-                packed.append(0)
-            elif pointer and not isinstance(value, int):
-                packed.append(value.data_ptr())
-            else:
-                packed.append(value)
-        return packed
-
-    def resources(self) -> dict[str, Any]:
-        """Size of the shared object, the flags it was built with and what it needs of a CPU."""
-        sidecar = self.library.sidecar
-        return {
-            "bytes": self.library.path.stat().st_size,
-            "requires": list(sidecar.requires),
-            "object": self.library.path.name,
-        }
 
 
 class CpuBackend:

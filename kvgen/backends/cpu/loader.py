@@ -89,6 +89,7 @@ class Function:
     ) -> None:
         self.library = library  # keeps the handle, and with it the code, alive
         self.name = name
+        self.address = address
         self.fields = fields
         self.statuses = dict(statuses)
         # c_char_p hands over the bytes object's own buffer: no copy, and no shared scratch between threads.

@@ -1,0 +1,181 @@
+"""quick: attention calls on the CPU whose shapes were seen before.
+
+The first call of a shape goes through every check of ``arguments`` and leaves a ``Known``: the kernel's
+arguments, packed, but for addresses. The next one compares what those checks look at (a key of types,
+shapes and strides), fills in addresses, and asks the kernel itself to look at lengths and page ids. That
+takes a fifth of the time. Whatever is unusual (a subclass, another device, a lazily negated view, outputs
+that may overlap, a value out of range) is left to the long way, which words the errors.
+
+The code is flat on purpose: each attribute of a tensor costs 50 to 100 ns, and so does each Python call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvgen.backends.cpu import machine
+
+NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", "max_q_len")
+"""What every call brings anew: addresses, and a number that follows from values."""
+
+LIMIT = 256
+"""Most shapes remembered by one cache; a server's batches come in no more than a few dozen."""
+
+
+class Call(Protocol):
+    """A kernel's arguments but for ``NUMBERS``."""
+
+    at: tuple[int, ...]
+    """Where in the struct of ``bind`` each number goes."""
+
+    def bind(self, numbers: Any) -> Any: ...
+
+    query: Any
+    """(struct, num_pages or -1, rows) -> bytes of workspace, or minus the rule that values break."""
+
+    def launch(self, args: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A call of known shapes."""
+
+    call: Call
+    out_shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    reaches: tuple[int, ...]
+    """Bytes from the first to past the last element of q, q_starts, page_table, kv_lens, out, lse."""
+
+
+class Calls:
+    """The calls that one cache has seen."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._num_pages = num_pages
+        self._known: dict[Hashable, Known] = {}
+
+    def put(
+        self,
+        key: Hashable,
+        call: Call,
+        tensors: tuple[Tensor | None, ...],
+    ) -> None:
+        """Remember a call that was checked; all are forgotten when there are too many.
+
+        ``tensors``: q, q_starts, page_table, kv_lens, out, lse; out and lse as they were made.
+        """
+        if len(self._known) >= LIMIT:
+            self._known.clear()
+        *_, out, lse = tensors
+        if out is not None and lse is not None:
+            reaches = tuple(reach(tensor) for tensor in tensors)
+            self._known[key] = Known(call, tuple(out.shape), tuple(lse.shape), reaches)
+
+    def attend(
+        self,
+        library: Any,
+        op: str,
+        tensors: tuple[Tensor | None, ...],
+        workspace: Tensor | None,
+        scale: Any,
+        num_threads: int | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a call of known shapes; None where the long way must be taken."""
+        key = call_key(library.serial, op, tensors, scale, machine.num_threads(num_threads))
+        known = self._known.get(key)
+        if known is None or key is None:
+            return None
+        q, q_starts, table, kv_lens, out, lse = tensors
+        assert q is not None and table is not None and kv_lens is not None  # the key says so
+        try:
+            at_q, at_table, at_lens = q.data_ptr(), table.data_ptr(), kv_lens.data_ptr()
+            at_starts = 0 if q_starts is None else q_starts.data_ptr()
+            if not at_q or not at_table or not at_lens:  # no elements, or memory that was freed
+                return None
+            size_q, _, size_table, size_lens, size_out, size_lse = known.reaches
+            if out is None:
+                out = torch.empty(known.out_shape, dtype=q.dtype)
+                at_out = out.data_ptr()
+            else:
+                at_out = out.data_ptr()
+                if not at_out or not (
+                    (at_out + size_out <= at_q or at_q + size_q <= at_out)
+                    and (at_out + size_out <= at_table or at_table + size_table <= at_out)
+                    and (at_out + size_out <= at_lens or at_lens + size_lens <= at_out)
+                ):
+                    return None
+            if lse is None:
+                lse = torch.empty(known.lse_shape)
+                at_lse = lse.data_ptr()
+            else:
+                at_lse = lse.data_ptr()
+                if not at_lse or not (
+                    (at_lse + size_lse <= at_q or at_q + size_q <= at_lse)
+                    and (at_lse + size_lse <= at_table or at_table + size_table <= at_lse)
+                    and (at_lse + size_lse <= at_lens or at_lens + size_lens <= at_lse)
+                    and (at_lse + size_lse <= at_out or at_out + size_out <= at_lse)
+                ):
+                    return None
+        except RuntimeError:  # a tensor of a transform has no address
+            return None
+        longest = 1 if q_starts is None else int(np.diff(q_starts.numpy()).max(initial=0))
+        call = known.call
+        args = call.bind((at_q, at_starts, at_table, at_lens, at_out, at_lse, 0, longest))
+        need = call.query(args, self._num_pages if library.checked else -1, known.out_shape[0])
+        if need < 0:
+            return None
+        if workspace is None:
+            at_workspace = library.scratch(need, q.device).data_ptr()
+        else:
+            if type(workspace) is not Tensor or not workspace.is_cpu or not workspace.is_contiguous():
+                return None
+            at_workspace, size = workspace.data_ptr(), workspace.nbytes
+            if (
+                size < need
+                or at_workspace % 16
+                or not (
+                    (at_workspace + size <= at_out or at_out + size_out <= at_workspace)
+                    and (at_workspace + size <= at_lse or at_lse + size_lse <= at_workspace)
+                )
+            ):
+                return None
+        args[call.at[6]] = at_workspace
+        call.launch(args)
+        return out, lse
+
+
+def call_key(
+    library: int, op: str, tensors: tuple[Tensor | None, ...], scale: Any, threads: int
+) -> Hashable | None:
+    """What the checks of a call look at; None where only they can say.
+
+    ``library``: a number that is the library's own. ``tensors``: q, q_starts, page_table, kv_lens, out, lse.
+    """
+    if scale is not None and type(scale) is not float:
+        return None
+    parts: list[Any] = [library, op, scale, threads]
+    try:
+        for tensor in tensors:
+            if tensor is None:
+                parts.append(None)
+            elif type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg():
+                return None
+            else:
+                parts += (tensor.dtype, tensor.shape, tensor.stride())
+    except RuntimeError:  # a sparse tensor has no strides
+        return None
+    return tuple(parts)
+
+
+def reach(tensor: Tensor | None) -> int:
+    """Bytes from the first element of a tensor to past its last; 0 where there is none."""
+    if tensor is None or not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.itemsize)

@@ -1,0 +1,165 @@
+"""Calls of shapes seen before: the same bits, the same refusals, though most checks are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.errors import ArgumentError
+from tests.runtime.test_arguments import SPEC, Batch
+from tests.support.engines import library
+from tests.support.specs import make_spec
+
+
+def filled() -> Batch:
+    batch = Batch()
+    noise = torch.Generator().manual_seed(7)
+    for plane in batch.cache.planes.values():
+        plane.normal_(generator=noise)
+    batch.q.normal_(generator=noise)
+    return batch
+
+
+def remembered(batch: Batch) -> int:
+    return len(batch.cache.calls._known)
+
+
+@pytest.mark.parametrize("op", ["decode", "prefill"])
+def test_second_call_takes_the_short_way(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = filled()
+    first = getattr(b, op)()
+    assert remembered(b) == 1
+    monkeypatch.setattr(b.lib, "_attention", None)  # the long way is closed
+    again = getattr(b, op)()
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_values_are_looked_at_again() -> None:
+    b = filled()
+    b.decode()
+    b.q, b.lens, b.table = b.q * 2, torch.tensor([8, 3], dtype=torch.int32), b.table.flip(0)
+    found = b.decode()
+    fresh = filled()
+    fresh.q, fresh.lens, fresh.table = b.q, b.lens, b.table
+    assert all(torch.equal(x, y) for x, y in zip(found, fresh.decode(), strict=True))
+
+
+def spoil(name: str, at: Any, value: int) -> Callable[[Batch], None]:
+    def change(b: Batch) -> None:
+        tensor = getattr(b, name).clone()
+        tensor[at] = value
+        setattr(b, name, tensor)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "message"),
+    [
+        ("decode", spoil("lens", 1, 9), r"kv_lens\[1\] = 9"),
+        ("decode", spoil("lens", 0, -1), r"kv_lens\[0\] = -1"),
+        ("decode", spoil("table", (1, 1), 6), r"page_table\[1, 1\] = 6"),
+        ("decode", spoil("table", (0, 0), -1), r"page_table\[0, 0\] = -1"),
+        ("prefill", spoil("starts", 0, 1), "q_starts"),
+        ("prefill", spoil("starts", 1, 5), "q_starts"),
+        ("prefill", spoil("starts", 2, 1), "q_starts"),
+    ],
+)
+def test_bad_values_are_refused(op: str, change: Callable[[Batch], None], message: str) -> None:
+    b = filled()
+    getattr(b, op)()
+    change(b)
+    with pytest.raises(ArgumentError, match=message):
+        getattr(b, op)()
+
+
+def test_unread_entries_may_hold_anything() -> None:
+    b = filled()
+    b.lens[0] = 3  # one page of two
+    b.table[0, 1] = 2**31 - 1
+    b.decode()
+    b.decode()
+    assert remembered(b) == 1
+
+
+def test_pages_left_of_a_window_may_hold_anything() -> None:
+    spec = make_spec("f32", "f32", page_size=4, kv_heads=2, group=2, head_dim=16, mask=(True, 2))
+    b = Batch()
+    b.lib = library("portable", spec)
+    b.cache = b.lib.new_cache(6)
+    b.table[1, 0] = 99
+    for _ in range(2):
+        b.decode()
+    b.table[1, 1] = 99
+    with pytest.raises(ArgumentError, match=r"page_table\[1, 1\] = 99"):
+        b.decode()
+
+
+def test_outputs_given() -> None:
+    b = filled()
+    out, lse = torch.empty(2, 4, 16), torch.empty(2, 4)
+    want = b.decode()
+    for _ in range(2):
+        found = b.decode(out=out.fill_(torch.nan), lse=lse.fill_(torch.nan))
+        assert found[0] is out and found[1] is lse
+        assert torch.equal(out, want[0]) and torch.equal(lse, want[1])
+    assert remembered(b) == 2
+    with pytest.raises(ArgumentError, match="out: shares memory with q"):
+        b.decode(out=b.q, lse=lse)
+    with pytest.raises(ArgumentError, match="lse: shares memory with out"):
+        b.decode(out=out, lse=out.reshape(-1)[:8].reshape(2, 4))
+
+
+def test_workspace_given() -> None:
+    b = filled()
+    want = b.decode(num_threads=1)
+    need = b.lib.workspace_bytes("decode", b.q, b.cache, b.table, b.lens, num_threads=1)
+    found = b.decode(num_threads=1, workspace=torch.empty(need, dtype=torch.uint8))
+    assert torch.equal(found[0], want[0])
+    with pytest.raises(ArgumentError, match=f"workspace: .*{need}"):
+        b.decode(num_threads=1, workspace=torch.empty(need - 1, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.25, None])
+def test_scale_is_part_of_what_was_seen(scale: float | None) -> None:
+    b = filled()
+    b.decode()
+    b.decode(scale=2.0)
+    fresh = filled()
+    assert torch.equal(b.decode(scale=scale)[0], fresh.decode(scale=scale)[0])
+
+
+def test_views_that_only_look_alike() -> None:
+    b = filled()
+    want = b.decode()[0]
+    b.decode()
+    b.q = torch._neg_view(b.q)
+    with pytest.raises(ArgumentError, match="lazily negated"):
+        b.decode()
+    fresh = filled()
+    wide = torch.zeros(2, 4, 32)
+    wide[..., :16] = fresh.q
+    fresh.q = wide[..., :16]  # other strides
+    assert torch.equal(fresh.decode()[0], want)
+
+
+def test_two_libraries_of_one_spec_share_a_cache() -> None:
+    b = filled()
+    b.decode()
+    other = library("avx2", SPEC)
+    found = other.decode(b.q, b.cache, b.table, b.lens)
+    assert remembered(b) == 2
+    torch.testing.assert_close(found[0], b.decode()[0], rtol=1e-5, atol=1e-5)
+
+
+def test_forgets_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvgen.runtime import quick
+
+    monkeypatch.setattr(quick, "LIMIT", 3)
+    b = filled()
+    for scale in (0.1, 0.2, 0.3, 0.4):
+        b.decode(scale=scale)
+    assert remembered(b) == 1
