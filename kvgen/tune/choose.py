@@ -9,8 +9,9 @@ from kvgen.backends.protocol import Backend
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
 from kvgen.tune import store
+from kvgen.tune.bucket import Bucket
+from kvgen.tune.key import key_of
 from kvgen.tune.space import load_space, spec_facts
-from kvgen.tune.workload import Bucket
 
 
 class UntunedWarning(UserWarning):
@@ -49,10 +50,10 @@ def choose(
         if not space.knobs:
             continue
         own = dict(pins.get(op, {}))
-        winners = store.find(store.key_of(op, spec, target, own, space), space, facts)
+        winners = store.find(key_of(op, spec, target, own, space), space, facts)
         if winners is None and own:
             # A winner that agrees with the pins anyway serves as well as one tuned under them.
-            winners = store.find(store.key_of(op, spec, target, {}, space), space, facts)
+            winners = store.find(key_of(op, spec, target, {}, space), space, facts)
             if winners and any(winners.schedule[knob] != value for knob, value in own.items()):
                 winners = None
         if winners is None:

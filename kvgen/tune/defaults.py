@@ -8,17 +8,21 @@ from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
-from kvgen.tune.space import load_space, spec_facts
+from kvgen.tune.space import Space, load_space, spec_facts
 
 
 def default_schedule(
     backend: Backend, op: str, spec: Spec, target: Target, pins: Mapping[str, Knob]
 ) -> Schedule:
+    """``default_in`` the space of the backend's template of ``op``."""
+    return default_in(load_space(backend.space(op)), op, spec, target, pins)
+
+
+def default_in(space: Space, op: str, spec: Spec, target: Target, pins: Mapping[str, Knob]) -> Schedule:
     """The seed of the target, made to fit the spec, with pinned knobs.
 
     ``ArgumentError`` for a knob that does not exist or a pin that breaks a constraint.
     """
-    space = load_space(backend.space(op))
     facts = spec_facts(spec, target)
     for knob, value in pins.items():
         if knob not in space.knobs:

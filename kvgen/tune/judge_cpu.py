@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from kvgen.backends.cpu import batch, machine
+from kvgen.backends.cpu import artifact, batch, machine
 from kvgen.backends.cpu.backend import CpuBackend
+from kvgen.backends.cpu.compiler import find_compiler
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import KernelPlan
 from kvgen.passes.abi import VARIANTS
-from kvgen.tune import model
+from kvgen.tune import binary, limits, model
+from kvgen.tune.arena import Arena
+from kvgen.tune.bucket import Bucket
+from kvgen.tune.candidate import Candidate, log_mean
+from kvgen.tune.device import device_name
+from kvgen.tune.halving import FINALISTS, halve
+from kvgen.tune.journal import Journal, Line
+from kvgen.tune.limits import Limit
 from kvgen.tune.outcome import Outcome, Progress, Step
 from kvgen.tune.race import Duel
-from kvgen.tune.remote import Contender, Failure, Remote
-from kvgen.tune.search import Candidate, log_mean
-from kvgen.tune.workload import Bucket
+from kvgen.tune.remote import Failure, Remote
 
-RACE_S = {"quick": 3.0, "full": 12.0}
-"""Seconds of one race."""
+BUDGET_S = {"quick": 0.08, "full": 0.15}
+"""Seconds for each contender of the first round in a bucket; they double with each round."""
 
 DUEL_S = {"quick": 0.8, "full": 3.0}
 """Seconds of one paired comparison."""
 
-DUELS = 3
-"""Candidates that get a paired comparison with the default before the default stays."""
-
 OP_S = {"quick": {"decode": 40.0, "prefill": 30.0, "append": 12.0}, "full": {}}
-"""Seconds of an op after which no further candidate is checked (a busy machine, a slow compiler)."""
+"""Seconds of an op after which no further candidate is tried (a busy machine, a slow compiler)."""
 
-CHECK_S = 60.0
-"""Most seconds of one check, or of a race beyond its own."""
+NEAR = -0.005
+"""Mean log of the time over the default's above which a finalist has no prospect."""
 
-_STATUS = {
-    batch.Status.OK: Outcome.OK,
-    batch.Status.COMPILE_ERROR: Outcome.COMPILE_ERROR,
-    batch.Status.TIMEOUT: Outcome.TIMEOUT,
-}
+TIE = 0.01
+"""Finalists whose paired ratios differ by less are equal, and the canonical order decides."""
 
 
 class CpuJudge:
@@ -65,176 +63,219 @@ class CpuJudge:
         self.spec, self.record, self.target, self.backend = spec, record, target, backend
         self._effort, self._say = effort, progress
         self._threads = machine.num_threads()
-        self.device = f"{_cpu_name()}, {self._threads} threads"
-        self._remote = Remote(spec, target, timeout_s=CHECK_S)
-        self._started = time.monotonic()
+        self._remote = Remote(spec, target)
 
     def close(self) -> None:
         """End the process that runs candidates."""
         self._remote.__exit__(None, None, None)
 
+    def start(self, op: str, journal: Journal) -> None:
+        """Begin with an op; what its journal knows is not done again."""
+        self._op, self._journal = op, journal
+        self._arena = Arena(op, self._remote, journal, device_name(self.target))
+        self._compile_limit = Limit(*limits.COMPILE)
+        self._twins: dict[str, Candidate] = {}
+        self._checked = 0
+        self._deadline = time.monotonic() + OP_S[self._effort].get(op, math.inf)
+
     def rank(self, op: str, schedule: Schedule, workloads: Sequence[Bucket]) -> float:
         """The model's figure, smaller is better."""
         return model.cpu_cost(op, self.spec, self.record, schedule, self.target, workloads, self._threads)
 
-    def compile(self, op: str, candidates: Sequence[Candidate]) -> None:
-        """Build every live candidate's first variant."""
-        self._started = time.monotonic()
-        live = [(c, c.plan) for c in candidates if c.alive and c.plan is not None]
+    @property
+    def late(self) -> bool:
+        """Whether there is no time left to try more; two are always tried."""
+        return self._checked > 1 and time.monotonic() > self._deadline
+
+    def prove(self, candidates: Sequence[Candidate]) -> None:
+        """Compile the live ones in batches, in their order; merge equal binaries; check the others.
+
+        Those there is no time for are skipped, and recorded as such.
+        """
+        live = [c for c in candidates if c.alive]
+        size = max(4, 2 * self._threads)
         done = [0]
 
-        def tell(index: int, outcome: batch.Outcome) -> None:
+        def step() -> None:
             done[0] += 1
-            self._say(Step(op, "compile", done[0], len(live)))
+            self._say(Step(self._op, "prove", done[0], 2 * len(live)))
 
-        found = self._build([plan for _, plan in live], tell)
-        for (candidate, plan), result in zip(live, found, strict=True):
-            candidate.seconds = result.seconds
-            if result.path is None:
-                candidate.fail(_STATUS[result.status], result.message)
-            else:
-                candidate.paths[plan.variant] = str(result.path)
+        for at in range(0, len(live), size):
+            group = live[at : at + size]
+            if not self.late:
+                self._build([(c, c.plan) for c in group if c.plan is not None], step)
+                self._merge(group)
+            for candidate in group:
+                if candidate.alive and self.late:
+                    candidate.fail(Outcome.SKIPPED, "no time was left to try it")
+                elif candidate.alive and candidate.plan is not None:
+                    self._arena.check(candidate, candidate.plan.variant)
+                    self._checked += 1
+                step()
 
-    def _build(self, plans: Sequence[KernelPlan], tell: Any = None) -> list[batch.Outcome]:
-        jobs = [self.backend.job(plan) for plan in plans]
-        return batch.compile_many(jobs, workers=self._threads, on_outcome=tell)
+    def _build(
+        self, wanted: Sequence[tuple[Candidate, KernelPlan]], step: Callable[[], None] = lambda: None
+    ) -> None:
+        """Compile one plan of each candidate; a build that is known to fail is not tried again."""
+        compiler, limit = find_compiler(), self._compile_limit.seconds
+        jobs, owners = [], []
+        for candidate, plan in wanted:
+            job = dataclasses.replace(self.backend.job(plan), timeout_s=limit)
+            key = {"build": job.key(compiler)}
+            line = self._journal.known("build", key)
+            if line is not None and line["outcome"] != Outcome.OK.value and line["limit_s"] >= limit:
+                self._built(candidate, plan, line)
+                step()
+                continue
+            jobs.append(job)
+            owners.append((candidate, plan, key, line))
 
-    def check(self, op: str, candidates: list[Candidate]) -> None:
-        """Check every live candidate's first variant against the oracle; drop those there is no time for."""
-        live = [c for c in candidates if c.alive]
-        limit = OP_S[self._effort].get(op, math.inf)
-        for done, candidate in enumerate(live):
-            if done > 1 and time.monotonic() - self._started > limit:
-                late = {id(c) for c in live[done:]}
-                candidates[:] = [c for c in candidates if id(c) not in late]
-                break
-            self._check(op, candidate)
-            self._say(Step(op, "check", done + 1, len(live)))
+        def ended(index: int, outcome: batch.Outcome) -> None:
+            candidate, plan, key, line = owners[index]
+            if line is None or line["outcome"] != Outcome.OK.value or outcome.path is None:
+                line = _build_line(outcome, limit)
+                self._journal.add("build", key, **line, schedule=candidate.schedule.to_dict())
+            self._built(candidate, plan, line, outcome)
+            step()
 
-    def _check(self, op: str, candidate: Candidate, variants: Sequence[str] = ()) -> None:
-        contender = self._contender(candidate)
-        if variants:
-            contender = replace(contender, paths={v: candidate.paths[v] for v in variants})
-        try:
-            verdicts = self._remote.check(op, contender)
-        except Failure as failure:
-            candidate.fail(failure.outcome, failure.message)
-            return
-        for verdict in verdicts:
-            if not verdict["ok"]:
-                candidate.fail(Outcome.WRONG, f"{verdict['case']}: {verdict['message']}")
+        batch.compile_many(jobs, workers=self._threads, on_outcome=ended)
 
-    def time(
-        self, op: str, candidates: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]
-    ) -> Candidate:
-        """Race the live candidates in every bucket; one that fails on the way costs itself only.
+    def _built(
+        self, candidate: Candidate, plan: KernelPlan, line: Line, outcome: batch.Outcome | None = None
+    ) -> None:
+        candidate.seconds += line["seconds"]
+        if line["outcome"] != Outcome.OK.value:
+            where = f"variant {plan.variant}: " if candidate.paths else ""
+            candidate.fail(Outcome(line["outcome"]), where + line["message"])
+        elif outcome is not None and outcome.path is not None:
+            candidate.paths[plan.variant] = str(outcome.path)
+            candidate.digests[plan.variant] = line["binary"]
+            self._compile_limit.took(line["seconds"])
+
+    def _merge(self, group: Sequence[Candidate]) -> None:
+        """The same machine code runs once: the first of the kind stands for the others."""
+        for candidate in group:
+            if candidate.alive and candidate.plan is not None:
+                first = self._twins.setdefault(candidate.digests[candidate.plan.variant], candidate)
+                if first is not candidate:
+                    candidate.fail(Outcome.DUPLICATE, f"same machine code as {first.schedule}")
+
+    def time(self, pool: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]) -> Candidate:
+        """Halve the live candidates in every bucket; those that were in an earlier call keep their figures.
 
         Returns the base: another one where the given one failed. ``ToolchainError`` where all did.
         """
         count = len(workloads)
-        for done, bucket in enumerate(workloads):
-            self._say(Step(op, "race", done, count, *self._best(candidates, base, workloads)))
-            while True:
-                live = [c for c in candidates if c.alive]
-                if not live:
-                    raise ToolchainError(f"{op}, {base.schedule}: right, but then {base.message}")
-                base = base if base.alive else live[0]
-                try:
-                    times = self._remote.race(
-                        op,
-                        bucket.sizes,
-                        [self._contender(c) for c in live],
-                        seconds=RACE_S[self._effort] if len(live) > 1 else 0.3,
-                        keep=live.index(base),
-                    )
-                except Failure as failure:
-                    live[failure.index].fail(failure.outcome, f"on {bucket.name}: {failure.message}")
-                    continue
-                for candidate, seconds in zip(live, times, strict=True):
-                    candidate.times[bucket.name] = seconds
+        while True:
+            live = [c for c in pool if c.alive]
+            if not live:
+                raise ToolchainError(f"{self._op}, {base.schedule}: right, but then {base.message}")
+            base = base if base.alive else live[0]
+            for done, bucket in enumerate(workloads):
+                self._say(Step(self._op, "race", done, count, *_best(live, base, workloads)))
+                self._halve([c for c in live if c.alive and c is not base], base, bucket)
+                for candidate in live:
+                    if candidate is not base and bucket.name in candidate.ratios and base.alive:
+                        candidate.times[bucket.name] = candidate.ratios[bucket.name] * base.times[bucket.name]
+            if base.alive:
                 break
-        self._say(Step(op, "race", count, count, *self._best(candidates, base, workloads)))
+        self._say(Step(self._op, "race", count, count, *_best(live, base, workloads)))
         return base
 
-    @staticmethod
-    def _best(
-        candidates: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]
-    ) -> tuple[float | None, float | None]:
-        """(best, default) seconds in the last bucket that has been timed."""
-        timed = [b.name for b in workloads if b.name in base.times]
-        if not timed:
-            return None, None
-        times = [c.times[timed[-1]] for c in candidates if c.alive and timed[-1] in c.times]
-        return min(times), base.times[timed[-1]]
+    def _halve(self, rivals: Sequence[Candidate], base: Candidate, bucket: Bucket) -> None:
+        budget = BUDGET_S[self._effort]
+
+        def measure(level: int, left: Sequence[Candidate]) -> dict[Candidate, float]:
+            return self._arena.measure(bucket, budget * 2**level, base, left)
+
+        if rivals:
+            halve(rivals, measure)
+        else:  # nothing to compare it with; how long it takes is still wanted
+            self._arena.measure(bucket, budget, base, [])
 
     def winner(
-        self, op: str, candidates: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]
+        self,
+        pool: Sequence[Candidate],
+        base: Candidate,
+        workloads: Sequence[Bucket],
+        order: Callable[[Schedule], tuple[int, ...]],
     ) -> Candidate:
-        """The fastest candidate that beats the base in paired runs and loses in no bucket; else the base."""
+        """The finalist with the best paired ratios to the base that loses in no bucket; else the base."""
         rivals = sorted(
-            (c for c in candidates if c.alive and c is not base), key=lambda c: log_mean(c, base, workloads)
-        )
-        for rival in [c for c in rivals if log_mean(c, base, workloads) < -0.01][:DUELS]:
-            duels = {}
+            (c for c in pool if c.alive and c is not base and log_mean(c, base, workloads) < NEAR),
+            key=lambda c: log_mean(c, base, workloads),
+        )[:FINALISTS]
+        ranked: list[tuple[float, Candidate, dict[str, Duel]]] = []
+        for done, rival in enumerate(rivals):
+            self._say(Step(self._op, "final", done, len(rivals), *_best(pool, base, workloads)))
+            duels: dict[str, Duel] = {}
             for bucket in workloads:
-                found = self._duel(op, base, rival, bucket)
+                found = self._duel(base, rival, bucket)
                 if found is None or found.slower:
                     break
                 duels[bucket.name] = found
-            if len(duels) < len(workloads) or not any(d.faster for d in duels.values()):
-                continue
-            if self._check_variants(op, rival):
+            if len(duels) == len(workloads) and any(d.faster for d in duels.values()):
+                mean = sum(math.log(d.ratio) for d in duels.values()) / len(duels)
+                ranked.append((mean, rival, duels))
+        while ranked:
+            best = min(mean for mean, _, _ in ranked)
+            entry = min((e for e in ranked if e[0] <= best + TIE), key=lambda e: order(e[1].schedule))
+            ranked.remove(entry)
+            _, rival, duels = entry
+            if self._check_variants(rival):
                 for name, found in duels.items():
                     base.times[name], rival.times[name] = found.first_s, found.second_s
                 return rival
         return base
 
-    def better(self, op: str, first: Candidate, second: Candidate, bucket: Bucket) -> bool:
+    def better(self, first: Candidate, second: Candidate, bucket: Bucket) -> bool:
         """Whether the second beats the first in paired runs of one bucket, and is right in every variant."""
         if second.times[bucket.name] > 0.97 * first.times[bucket.name]:
             return False
-        found = self._duel(op, first, second, bucket)
-        return found is not None and found.faster and self._check_variants(op, second)
+        found = self._duel(first, second, bucket)
+        return found is not None and found.faster and self._check_variants(second)
 
-    def _duel(self, op: str, first: Candidate, second: Candidate, bucket: Bucket) -> Duel | None:
-        """A paired comparison; None where the second failed in it."""
-        pair = [self._contender(first), self._contender(second)]
+    def _duel(self, first: Candidate, second: Candidate, bucket: Bucket) -> Duel | None:
         try:
-            return Duel(**self._remote.duel(op, bucket.sizes, pair, seconds=DUEL_S[self._effort]))
+            return self._arena.duel(bucket, DUEL_S[self._effort], first, second)
         except Failure as failure:
-            if failure.index == 0:
-                what = f"{op}, {first.schedule}: right and timed, but then failed on {bucket.name}"
-                raise ToolchainError(f"{what}: {failure.message}") from failure
-            second.fail(failure.outcome, failure.message)
-            return None
+            what = f"{self._op}, {first.schedule}: right and timed, but then failed on {bucket.name}"
+            raise ToolchainError(f"{what}: {failure.message}") from failure
 
-    def _check_variants(self, op: str, candidate: Candidate) -> bool:
+    def _check_variants(self, candidate: Candidate) -> bool:
         """Build and check the variants that were not needed for the race."""
         plans = [
-            self.backend.plan(op, self.spec, self.record, candidate.schedule, self.target, variant)
-            for variant in VARIANTS[op]
+            self.backend.plan(self._op, self.spec, self.record, candidate.schedule, self.target, variant)
+            for variant in VARIANTS[self._op]
             if variant not in candidate.paths
         ]
-        for plan, done in zip(plans, self._build(plans), strict=True):
-            if done.path is None:
-                candidate.fail(_STATUS[done.status], f"variant {plan.variant}: {done.message}")
-                return False
-            candidate.paths[plan.variant] = str(done.path)
-        if plans:
-            self._check(op, candidate, [plan.variant for plan in plans])
-        return candidate.alive
-
-    def _contender(self, candidate: Candidate) -> Contender:
-        assert candidate.plan is not None
-        paths: Mapping[str, str] = candidate.paths
-        return Contender(candidate.schedule, candidate.plan.variant, paths)
+        self._build([(candidate, plan) for plan in plans])
+        return candidate.alive and all(self._arena.check(candidate, plan.variant) for plan in plans)
 
 
-def _cpu_name() -> str:
-    """The CPU's name as Linux gives it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "CPU"
+def _best(
+    pool: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]
+) -> tuple[float | None, float | None]:
+    """(best, default) seconds in the last bucket that has been timed."""
+    timed = [b.name for b in workloads if b.name in base.times]
+    if not timed:
+        return None, None
+    times = [c.times[timed[-1]] for c in pool if c.alive and timed[-1] in c.times]
+    return min(times), base.times[timed[-1]]
+
+
+def _build_line(outcome: batch.Outcome, limit_s: float) -> Line:
+    status = {
+        batch.Status.OK: Outcome.OK,
+        batch.Status.COMPILE_ERROR: Outcome.COMPILE_ERROR,
+        batch.Status.TIMEOUT: Outcome.TIMEOUT,
+    }[outcome.status]
+    # What the compiler took, also where the build was in the cache.
+    seconds = outcome.seconds if outcome.path is None else artifact.read_sidecar(outcome.path).seconds
+    return {
+        "outcome": status.value,
+        "message": outcome.message,
+        "seconds": seconds,
+        "binary": "" if outcome.path is None else binary.digest(outcome.path),
+        "limit_s": limit_s,
+    }

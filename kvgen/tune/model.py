@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.tune.bucket import Bucket
 from kvgen.tune.space import Space
-from kvgen.tune.workload import Bucket, kv_bytes
 
 CORE_BYTES_PER_S = 8e9
 """What one CPU core reads from memory; only ratios matter."""
@@ -33,6 +33,11 @@ ISSUE_PER_CLOCK = 4
 
 REGISTERS, MAX_WARPS = 65536, 64
 """GPU: registers (32-bit) and resident warps of a multiprocessor."""
+
+
+def kv_bytes(spec: Spec, record: PageRecord) -> float:
+    """Bytes of cache per token."""
+    return record.page_bytes() / spec.cache.page_size
 
 
 def select(

@@ -28,6 +28,8 @@ class Outcome(enum.StrEnum):
     """The compiler or the process that ran the kernel died."""
     DUPLICATE = "duplicate"
     """The same source or binary as an earlier candidate, which stands for it."""
+    SKIPPED = "skipped"
+    """There was no time left for it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Step:
 
     op: str
     stage: str
-    """``compile``, ``check``, ``race`` or ``done`` (the op is finished, or was found in the cache)."""
+    """``prove``, ``race``, ``final`` or ``done`` (the op is finished, or was found in the cache)."""
     done: int
     total: int
     """Steps of this stage."""
@@ -107,6 +109,10 @@ class OpReport:
     """Wall time of tuning this op."""
     buckets: tuple[BucketReport, ...]
     trials: tuple[Trial, ...] = ()
+    resumed: Mapping[str, int] = field(default_factory=dict)
+    """What a log of an earlier run spared, by kind: ``build``, ``check``, ``time``, ``pair``."""
+    notes: tuple[str, ...] = ()
+    """What else should be known, such as a torn line of that log."""
 
     @property
     def speedup(self) -> float | None:
@@ -140,6 +146,8 @@ class OpReport:
                 for b in self.buckets
             ],
             "trials": [trial.to_dict() for trial in self.trials],
+            "resumed": dict(self.resumed),
+            "notes": list(self.notes),
         }
 
 

@@ -1,4 +1,4 @@
-"""race: contenders take turns in one process; medians of undisturbed samples; losers leave early.
+"""race: contenders take turns in one process; what counts is the median of undisturbed samples.
 
 Interleaving makes drift of the machine (frequency, neighbours) hit all contenders alike, which separate
 runs do not. A sample during which one of our threads was runnable but waited for a core measures the
@@ -22,8 +22,11 @@ SAMPLE_S = 3e-4
 MOST_WAIT = 0.05
 """Share of a sample that threads may have waited for a core."""
 
-CUTS = ((3, 1.3), (6, 1.12), (10, 1.05))
-"""(rounds, factor): after so many rounds a contender slower than the best by the factor is out."""
+LEAST_ROUNDS = 3
+"""Samples of every contender, however long they take."""
+
+WARM_UP = 2
+"""Launches of every contender before its first sample."""
 
 
 @dataclass
@@ -35,7 +38,6 @@ class Lane:
     reps: int = 1
     clean: list[float] = field(default_factory=list)
     disturbed: list[float] = field(default_factory=list)
-    live: bool = True
 
     def median(self) -> float:
         """Seconds a launch: the median of the undisturbed samples; where those are few, a low quantile."""
@@ -75,48 +77,33 @@ def race(
     runs: Sequence[Run],
     *,
     seconds: float,
-    keep: int = 0,
     announce: Callable[[int], None] = lambda index: None,
-    least_rounds: int = 3,
-    most_rounds: int = 40,
+    most_rounds: int = 200,
 ) -> list[float]:
     """Median seconds a launch of each contender.
 
-    ``keep``: the contender that stays to the end (the default schedule); ``announce`` is told who runs next
-    (so that a crash can be laid to it); ``seconds``: when to stop, after ``least_rounds`` in any case.
+    ``announce`` is told who runs next (so that a crash can be laid to it); ``seconds``: when to stop, after
+    ``LEAST_ROUNDS`` in any case.
     """
     lanes = [Lane(run, index) for index, run in enumerate(runs)]
     turn = 0
     for lane in lanes:  # warm up, and find how many launches make a sample
         announce(lane.index)
-        for _ in range(2):
+        for _ in range(WARM_UP):
             start = time.perf_counter()
             lane.run(turn)
             turn += 1
             lane.reps = max(1, min(50, round(SAMPLE_S / max(1e-7, time.perf_counter() - start))))
     deadline = time.perf_counter() + seconds
     for done in range(most_rounds):
-        live = [lane for lane in lanes if lane.live]
-        if done >= least_rounds and time.perf_counter() > deadline:
+        if done >= LEAST_ROUNDS and time.perf_counter() > deadline:
             break
-        if len(live) == 1 and len(runs) > 1 and done >= 10:
-            break
-        shift = done % len(live)
-        for lane in live[shift:] + live[:shift]:
+        shift = done % len(lanes)
+        for lane in lanes[shift:] + lanes[:shift]:
             announce(lane.index)
             sample(lane, turn)
             turn += lane.reps
-        _cut(live, done + 1, keep)
     return [lane.median() for lane in lanes]
-
-
-def _cut(live: Sequence[Lane], rounds: int, keep: int) -> None:
-    factor = next((f for r, f in reversed(CUTS) if rounds >= r), None)
-    if factor is None:
-        return
-    best = min(lane.median() for lane in live)
-    for lane in live:
-        lane.live = lane.index == keep or lane.median() <= factor * best
 
 
 @dataclass(frozen=True)

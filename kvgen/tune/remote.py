@@ -18,9 +18,12 @@ from kvgen.errors import ToolchainError
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.tune.outcome import Outcome
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a request or a reply of ``kvgen.tune.worker`` changes shape."""
 
+
+OPEN_S = 60.0
+"""Most seconds of a worker's first request, which runs no kernel."""
 
 AT = "at"
 """File in the worker's folder with the index of the contender that runs."""
@@ -70,19 +73,23 @@ class _Process(WorkerProcess):
             bufsize=0,
         )
 
+    def accept_ready(self, message: dict[str, Any]) -> None:
+        """Check the worker's first message; raises ToolchainError where the two ends do not fit."""
+        if message.get("ready") != PROTOCOL:
+            self.kill()
+            raise ToolchainError(f"the tuning process of {self.python} speaks another protocol: {message}")
+
 
 class Remote:
     """A worker that is started when it is needed and again after a candidate has killed it."""
 
-    def __init__(self, spec: Spec, target: Target, *, timeout_s: float = 60.0) -> None:
-        """``timeout_s``: the most one check, or a race beyond its own seconds, may take."""
+    def __init__(self, spec: Spec, target: Target) -> None:
         self._open = {
             "do": "open",
             "spec": spec.to_dict(),
             "target": target.name,
             "features": list(target.features),
         }
-        self._timeout_s = timeout_s
         self._process: _Process | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kvgen-tune-")
 
@@ -95,11 +102,10 @@ class Remote:
         self._stop()
         self._folder.cleanup()
 
-    def check(self, op: str, contender: Contender) -> list[dict[str, Any]]:
+    def check(self, op: str, contender: Contender, *, limit_s: float) -> list[dict[str, Any]]:
         """Verdicts (``kvgen.tune.check.Verdict`` as a mapping) of each variant; raises ``Failure``."""
-        verdicts: list[dict[str, Any]] = self._ask({"do": "check", "op": op, **contender.to_dict()})[
-            "verdicts"
-        ]
+        request = {"do": "check", "op": op, **contender.to_dict()}
+        verdicts: list[dict[str, Any]] = self._ask(request, limit_s)["verdicts"]
         return verdicts
 
     def race(
@@ -109,17 +115,19 @@ class Remote:
         contenders: Sequence[Contender],
         *,
         seconds: float,
-        keep: int,
+        limit_s: float,
     ) -> list[float]:
         """Median seconds a call of each contender; raises ``Failure`` with the index of who failed."""
-        request = self._request("race", op, sizes, contenders, seconds) | {"keep": keep}
-        return [float(t) for t in self._ask(request)["times"]]
+        return [
+            float(t)
+            for t in self._ask(self._request("race", op, sizes, contenders, seconds), limit_s)["times"]
+        ]
 
     def duel(
-        self, op: str, sizes: Sequence[int], pair: Sequence[Contender], *, seconds: float
+        self, op: str, sizes: Sequence[int], pair: Sequence[Contender], *, seconds: float, limit_s: float
     ) -> dict[str, Any]:
         """The fields of ``kvgen.tune.race.Duel`` of two contenders; raises ``Failure``."""
-        return self._ask(self._request("duel", op, sizes, pair, seconds))
+        return self._ask(self._request("duel", op, sizes, pair, seconds), limit_s)
 
     @staticmethod
     def _request(
@@ -128,23 +136,22 @@ class Remote:
         rows = [contender.to_dict() for contender in contenders]
         return {"do": do, "op": op, "sizes": list(sizes), "contenders": rows, "seconds": seconds}
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
         process = self._ready()
         at = Path(self._folder.name) / AT
         at.write_text("0")
-        limit = self._timeout_s + 3 * float(request.get("seconds", 0.0))
         try:
             process.send(request)
             reply = process.receive(limit)
         except WorkerTimeout:
             self._stop()
-            raise Failure(Outcome.TIMEOUT, f"no end after {limit:g} s", int(at.read_text())) from None
+            raise Failure(Outcome.TIMEOUT, f"no end after {limit:.1f} s", int(at.read_text() or 0)) from None
         except WorkerDied as death:
             self._stop()
-            raise Failure(Outcome.CRASH, f"the process died: {death}", int(at.read_text())) from None
+            raise Failure(Outcome.CRASH, f"the process died: {death}", int(at.read_text() or 0)) from None
         if "error" in reply:
             message = f"{reply['error']}: {reply['message']}"
-            raise Failure(Outcome.WRONG, message, int(at.read_text()))
+            raise Failure(Outcome.WRONG, message, int(at.read_text() or 0))
         return reply
 
     def _ready(self) -> _Process:
@@ -153,7 +160,7 @@ class Remote:
             try:
                 process.wait_ready()
                 process.send(self._open)
-                process.receive(self._timeout_s)
+                process.receive(OPEN_S)
             except (WorkerDied, WorkerTimeout) as error:
                 process.kill()
                 raise ToolchainError(f"the tuning process could not start: {error}") from None

@@ -1,17 +1,17 @@
-"""search: the candidates of one op, from enumeration to a winner; what differs by backend is in two classes.
+"""search: the candidates of one op, from the model's favourites over pattern moves to a winner.
 
-The winner is one schedule for all workloads, because a library holds one for each op; beside it stand the
-winners of single buckets among the candidates with the same numerics knobs, for whoever dispatches by
-workload. Numerics knobs (tile, split) therefore have one value for all buckets of a (spec, op).
+What differs by backend is in two classes, the judges. The winner is one schedule for all workloads, because
+a library holds one for each op; beside it stand the winners of single buckets among the candidates with the
+same numerics knobs, for whoever dispatches by workload. Numerics knobs (tile, split) therefore have one value
+for all buckets of a (spec, op).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ToolchainError, UnsupportedError
@@ -19,39 +19,18 @@ from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import KernelPlan
 from kvgen.ir.schedule import Knob
 from kvgen.passes.render import render
-from kvgen.tune import model
+from kvgen.tune import model, moves
+from kvgen.tune.bucket import Bucket, buckets
+from kvgen.tune.candidate import Candidate, log_mean
+from kvgen.tune.journal import Journal
 from kvgen.tune.outcome import BucketReport, Outcome, Progress, Trial
 from kvgen.tune.space import Space
-from kvgen.tune.workload import Bucket, buckets
 
+FIRST = 0.6
+"""Share of the trials that the model proposes; the others are moves from the best."""
 
-@dataclass
-class Candidate:
-    """One schedule on its way."""
-
-    schedule: Schedule
-    plan: KernelPlan | None = None
-    outcome: Outcome = Outcome.OK
-    message: str = ""
-    seconds: float = 0.0
-    """Compile time."""
-    paths: dict[str, str] = field(default_factory=dict)
-    """CPU: shared objects by variant."""
-    times: dict[str, float] = field(default_factory=dict)
-    """Seconds by bucket."""
-
-    def fail(self, outcome: Outcome, message: str) -> None:
-        """Record how it ended."""
-        self.outcome, self.message = outcome, message
-
-    @property
-    def alive(self) -> bool:
-        """Whether nothing has gone wrong so far."""
-        return self.outcome is Outcome.OK
-
-    def trial(self) -> Trial:
-        """The record of it."""
-        return Trial(self.schedule, self.outcome, self.message, self.seconds, dict(self.times))
+MOVES = 4
+"""Neighbours of one point that are tried before the next look at who is best."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class Result:
 
 
 class Search:
-    """Tunes ops of one spec on one target; ``with`` ends the process that runs candidates."""
+    """Tunes ops of one spec on one target; ``close`` ends the process that runs candidates."""
 
     def __init__(
         self,
@@ -86,14 +65,10 @@ class Search:
         self.effort, self.progress = effort, progress
         kind = CpuJudge if target.backend == "cpu" else GpuJudge
         self._judge = kind(spec, record, target, backend, effort=effort, progress=progress)
-        self.how, self.device = self._judge.how, self._judge.device
+        self.how = self._judge.how
 
-    def __enter__(self) -> Search:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the process that runs candidates."""
         self._judge.close()
 
     def run(
@@ -104,33 +79,41 @@ class Search:
         default: Schedule,
         pins: Mapping[str, Knob],
         seeds: Sequence[Schedule],
+        journal: Journal,
     ) -> Result:
         """Tune one op. ``seeds``: schedules to try whatever the model says of them.
 
         Raises ``ToolchainError`` where not one candidate gives a right kernel.
         """
         workloads = buckets(op, self.effort)
-        candidates = [Candidate(s) for s in self._propose(op, space, facts, default, pins, seeds, workloads)]
-        self._plan(op, candidates)
-        self._judge.compile(op, candidates)
-        self._judge.check(op, candidates)
-        alive = [c for c in candidates if c.alive]
-        if not alive:
-            first = candidates[0]
-            raise ToolchainError(
-                f"{op} for {self.target.name}: none of {len(candidates)} schedules gives a right kernel; "
-                f"the first ({first.schedule}) ended as {first.outcome.value}: {first.message}"
-            )
-        # The default is what everything is compared with; where it failed, the first that did not.
-        base = candidates[0] if candidates[0].alive else alive[0]
-        base = self._judge.time(op, candidates, base, workloads)
-        winner = self._judge.winner(op, candidates, base, workloads)
-        rows = {b.name: self._best_of(op, candidates, winner, base, space, b) for b in workloads}
+        trials = space.effort.get(self.effort, 1)
+        pool: list[Candidate] = []
+        self._judge.start(op, journal)
+        self._texts: dict[str, Candidate] = {}
+        try:
+            proposed = self._propose(op, space, facts, default, pins, seeds, workloads, trials)
+            self._prove(op, pool, proposed)
+            alive = [c for c in pool if c.alive]
+            if not alive:
+                first = pool[0]
+                raise ToolchainError(
+                    f"{op} for {self.target.name}: none of {len(pool)} schedules gives a right kernel; "
+                    f"the first ({first.schedule}) ended as {first.outcome.value}: {first.message}"
+                )
+            # The default is what everything is compared with; where it failed, the first that did not.
+            base = self._judge.time(pool, alive[0], workloads)
+            while fresh := self._moves(op, space, facts, pins, pool, base, workloads, trials):
+                self._prove(op, pool, fresh)
+                base = self._judge.time(pool, base, workloads)
+            winner = self._judge.winner(pool, base, workloads, space.order)
+            rows = {b.name: self._best_of(pool, winner, base, space, b) for b in workloads}
+        finally:
+            for candidate in pool:
+                self._note(journal, candidate)
         general = [
-            BucketReport(b.name, winner.schedule, *self._seconds(winner, base, candidates[0], b))
-            for b in workloads
+            BucketReport(b.name, winner.schedule, *self._seconds(winner, base, pool[0], b)) for b in workloads
         ]
-        return Result(winner.schedule, rows, general, [c.trial() for c in candidates])
+        return Result(winner.schedule, rows, general, [c.trial() for c in pool])
 
     def _propose(
         self,
@@ -141,18 +124,54 @@ class Search:
         pins: Mapping[str, Knob],
         seeds: Sequence[Schedule],
         workloads: Sequence[Bucket],
+        trials: int,
     ) -> list[Schedule]:
-        trials = space.effort.get(self.effort, 1)
+        """The default, the seeds and the model's favourites, the most promising first."""
         pinned = dict.fromkeys(s.replace(**pins) for s in space.candidates(facts))
         allowed = [s for s in pinned if space.allows(s, facts)]
         cost = {s: self._judge.rank(op, s, workloads) for s in allowed}
-        picked = model.select(space, default, allowed, trials, cost)
+        # A space that the trials exhaust needs no moves.
+        first = trials if len(allowed) <= trials else math.ceil(FIRST * trials)
+        picked = model.select(space, default, allowed, first, cost)
         extra = [s for s in seeds if s not in picked and all(s[k] == v for k, v in pins.items())]
         return [default, *extra, *picked[1:]]
 
+    def _moves(
+        self,
+        op: str,
+        space: Space,
+        facts: Mapping[str, Knob],
+        pins: Mapping[str, Knob],
+        pool: Sequence[Candidate],
+        base: Candidate,
+        workloads: Sequence[Bucket],
+        trials: int,
+    ) -> list[Schedule]:
+        """Neighbours of the best so far that were not tried; none where trials or time are spent."""
+        left = trials - len(pool)
+        if left <= 0 or self._judge.late:
+            return []
+        best = min((c for c in pool if c.alive), key=lambda c: log_mean(c, base, workloads))
+        tried = {c.schedule for c in pool}
+        found = list(moves.neighbours(space, facts, best.schedule, tried, pins))
+        found.sort(key=lambda s: self._judge.rank(op, s, workloads))
+        return found[: min(left, MOVES)]
+
+    def _prove(self, op: str, pool: list[Candidate], schedules: Iterable[Schedule]) -> None:
+        """Put schedules into the pool: planned, compiled, checked."""
+        fresh = [Candidate(schedule) for schedule in schedules]
+        pool += fresh
+        self._plan(op, fresh)
+        self._judge.prove(fresh)
+
+    def _note(self, journal: Journal, candidate: Candidate) -> None:
+        """The candidate's end, for whoever studies what was tried."""
+        trial = candidate.trial().to_dict()
+        key = {"schedule": trial.pop("schedule"), "effort": self.effort}
+        journal.add("trial", key, **trial)
+
     def _plan(self, op: str, candidates: Sequence[Candidate]) -> None:
         """Lower and render; the same text is the same kernel."""
-        seen: dict[str, Candidate] = {}
         for candidate in candidates:
             try:
                 plan = self.backend.plan(op, self.spec, self.record, candidate.schedule, self.target)
@@ -161,14 +180,13 @@ class Search:
                 candidate.fail(Outcome.COMPILE_ERROR, str(error))
                 continue
             candidate.plan = plan
-            first = seen.setdefault(text, candidate)
+            first = self._texts.setdefault(text, candidate)
             if first is not candidate:
                 candidate.fail(Outcome.DUPLICATE, f"same source as {first.schedule}")
 
     def _best_of(
         self,
-        op: str,
-        candidates: Sequence[Candidate],
+        pool: Sequence[Candidate],
         winner: Candidate,
         base: Candidate,
         space: Space,
@@ -177,15 +195,15 @@ class Search:
         """The winner of one bucket among those that give the same bits as the general winner."""
         same = [
             c
-            for c in candidates
+            for c in pool
             if c.alive
             and bucket.name in c.times
             and all(c.schedule[knob] == winner.schedule[knob] for knob in space.numerics)
         ]
         best = min(same, key=lambda c: (c.times[bucket.name], c is not winner), default=winner)
-        if best is not winner and not self._judge.better(op, winner, best, bucket):
+        if best is not winner and not self._judge.better(winner, best, bucket):
             best = winner
-        return BucketReport(bucket.name, best.schedule, *self._seconds(best, base, candidates[0], bucket))
+        return BucketReport(bucket.name, best.schedule, *self._seconds(best, base, pool[0], bucket))
 
     @staticmethod
     def _seconds(
@@ -204,10 +222,3 @@ def fingerprint(plan: KernelPlan, text: str) -> str:
     body = re.sub(r'\A""".*?"""', "", text, flags=re.DOTALL)
     launches = [(k.name, k.num_warps, k.num_stages) for k in plan.answers["kernels"]]
     return f"{launches}\n{body}"
-
-
-def log_mean(candidate: Candidate, base: Candidate, workloads: Sequence[Bucket]) -> float:
-    """Mean log of time over the base's; below 0 is faster. Infinite where a bucket is missing."""
-    if any(b.name not in candidate.times for b in workloads):
-        return math.inf
-    return sum(math.log(candidate.times[b.name] / base.times[b.name]) for b in workloads) / len(workloads)

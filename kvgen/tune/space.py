@@ -49,6 +49,11 @@ class Space:
             if self.allows(schedule, facts):
                 yield schedule
 
+    def order(self, schedule: Schedule) -> tuple[int, ...]:
+        """Where a schedule stands in the canonical order; a pinned value of no list is last."""
+        values = ((found, schedule[knob]) for knob, found in self.knobs.items())
+        return tuple(found.index(value) if value in found else len(found) for found, value in values)
+
     def default(
         self, target: Target, facts: Mapping[str, Knob], pins: Mapping[str, Knob] | None = None
     ) -> Schedule:
@@ -72,6 +77,15 @@ class Space:
     def _distance(self, seed: Schedule, other: Schedule) -> tuple[int, int]:
         steps = [abs(v.index(seed[k]) - v.index(other[k])) for k, v in self.knobs.items()]
         return sum(step > 0 for step in steps), sum(steps)
+
+
+FOLDERS = {"cpu": "cpp", "triton": "triton"}
+"""Folder of the templates by backend."""
+
+
+def space_of(op: str, target: Target) -> Space:
+    """The space of an op's template for a target, without its backend: that takes long to import."""
+    return load_space(f"{FOLDERS[target.backend]}/{op}")
 
 
 @cache

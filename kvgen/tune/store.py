@@ -3,62 +3,35 @@
 ``<folder>/<target>/<op>__<spec8>.json``, where spec8 is the hash of *what the op reads* of the spec (a merge
 does not care for page sizes). Every field stands in the file in clear and is checked when it is read: a
 truncated or foreign file is set aside with one warning, a schedule outside the space or across its
-constraints likewise. A file whose template has changed since is stale: its schedules are starting
-points, no more.
+constraints likewise. A file whose template or schedule space has changed since is stale: its schedules are
+starting points, no more.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import kvgen
 from kvgen import paths
-from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir import Schedule
 from kvgen.ir.schedule import Knob
+from kvgen.tune.bucket import Bucket, nearest
+from kvgen.tune.key import Key
 from kvgen.tune.space import Space
-from kvgen.tune.workload import Bucket, nearest
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a field of the file changes its meaning."""
 
 HOWS = ("measured", "predicted")
 
-
-@dataclass(frozen=True)
-class Key:
-    """What winners depend on."""
-
-    op: str
-    target: str
-    features: tuple[str, ...]
-    reads: Mapping[str, Any]
-    """The part of the spec that the op reads."""
-    pins: Mapping[str, Knob]
-    """Knobs that were pinned; empty for most."""
-    templates: str
-    """Digest of the op's templates and schedule file."""
-
-    @property
-    def spec8(self) -> str:
-        """First 8 digits of the hash of what the op reads (and of the pins, where there are any)."""
-        parts: dict[str, Any] = {"reads": self.reads}
-        if self.pins:
-            parts["pins"] = dict(self.pins)
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-    @property
-    def file(self) -> str:
-        """The file's path below a tuning folder."""
-        return f"{self.target}/{self.op}__{self.spec8}.json"
+TEXTS = ("templates", "space", "how", "effort", "device", "date", "kvgen")
+"""Fields that hold a text."""
 
 
 @dataclass(frozen=True)
@@ -89,44 +62,12 @@ class Winners:
     version: str = field(default_factory=lambda: kvgen.__version__)
     """Version of kvgen."""
     stale: bool = False
-    """Whether the templates have changed since; never stored."""
+    """Whether the templates or the space have changed since; never stored."""
 
     def at(self, bucket: Bucket | None) -> Schedule:
         """The schedule for a workload: its own bucket, else the nearest; without one, the general one."""
         name = nearest(bucket, self.buckets) if bucket else None
         return self.buckets[name].schedule if name else self.schedule
-
-
-def key_of(op: str, spec: Spec, target: Target, pins: Mapping[str, Knob], space: Space) -> Key:
-    """The key of ``op`` for a spec and a target."""
-    folder = space.template.split("/", maxsplit=1)[0]
-    return Key(op, target.name, target.features, read_by(op, spec), dict(pins), _digest(folder, op))
-
-
-def read_by(op: str, spec: Spec) -> dict[str, Any]:
-    """What an op's kernel depends on. The scale of the scores is an argument of every launch."""
-    plain = spec.to_dict()
-    att: dict[str, Any] = {name: value for name, value in plain["attention"].items() if name != "scale"}
-    sizes = {name: att[name] for name in ("kv_heads", "head_dim", "v_head_dim")}
-    if op in ("decode", "prefill"):
-        return {"attention": att, "cache": plain["cache"]}
-    if op == "merge":
-        return {"attention": {name: att[name] for name in ("q_heads", "v_head_dim", "q_dtype")}}
-    if op == "copy":
-        return {"attention": sizes, "cache": plain["cache"]}
-    return {"attention": {**sizes, "q_dtype": att["q_dtype"]}, "cache": plain["cache"]}
-
-
-@cache
-def _digest(folder: str, op: str) -> str:
-    digest = hashlib.sha256()
-    root = resources.files("kvgen.templates") / folder
-    for item in sorted(root.iterdir(), key=lambda entry: entry.name):
-        shared = item.name.startswith("_") and item.name.endswith(".jinja")
-        if shared or item.name.split(".")[0] == op:
-            digest.update(item.name.encode() + b"\0" + item.read_bytes() + b"\0")
-    digest.update((resources.files("kvgen.schedules") / f"{folder}_{op}.toml").read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def folders(cache_dir: Path | None) -> Iterator[tuple[Path, bool]]:
@@ -185,22 +126,39 @@ def read(
 
 def write(winners: Winners, key: Key, *, cache_dir: Path | None = None) -> Path:
     """Store winners; a folder that cannot be written is replaced by a temporary one, with one warning."""
+    folder = home(key, cache_dir)
+    text = dump(winners, key)
+    name = Path(key.file).name
+    try:
+        paths.write_atomic(folder / name, text)
+    except OSError as error:  # it could be written a moment ago: a disk that fills, a mount that changes
+        if error.errno not in paths.UNWRITABLE:
+            raise
+        folder = paths.fallback(str(folder), f"writing a record failed ({error.strerror})")
+        paths.write_atomic(folder / name, text)
+    return folder / name
+
+
+def home(key: Key, cache_dir: Path | None) -> Path:
+    """The folder of a key's files, made and writable; a temporary one where it cannot be (warned)."""
     base = paths.subfolder("tune") if cache_dir is None else paths.writable(cache_dir)
-    path = paths.writable(base / key.target) / Path(key.file).name
-    paths.write_atomic(path, dump(winners, key))
-    return path
+    return paths.writable(base / key.target)
+
+
+def evict(key: Key, reason: str, *, cache_dir: Path | None = None) -> None:
+    """Set aside this machine's record of a key, with a warning that gives the reason."""
+    for folder, local in folders(cache_dir):
+        if local and (folder / key.file).exists():
+            paths.set_aside(folder / key.file, reason)
 
 
 def dump(winners: Winners, key: Key) -> str:
     """The file's text: sorted keys, so that a change reads as one."""
     body = {
         "format": FORMAT,
-        "op": key.op,
-        "target": key.target,
-        "features": list(key.features),
-        "reads": key.reads,
-        "pins": dict(key.pins),
+        **key.identity(),
         "templates": key.templates,
+        "space": key.space,
         "schedule": winners.schedule.to_dict(),
         "buckets": {
             name: {
@@ -231,24 +189,17 @@ class _BadError(ValueError):
 def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winners:
     if not isinstance(raw, dict):
         raise _BadError("not an object")
-    want = {
-        "format": FORMAT,
-        "op": key.op,
-        "target": key.target,
-        "features": list(key.features),
-        "reads": key.reads,
-        "pins": dict(key.pins),
-    }
+    want = {"format": FORMAT, **key.identity()}
     for name, value in want.items():
         if raw.get(name) != value:
             raise _BadError(f"{name} is {raw.get(name)!r}, not {value!r}")
-    texts = {name: raw.get(name) for name in ("templates", "how", "effort", "device", "date", "kvgen")}
+    texts = {name: raw.get(name) for name in TEXTS}
     for name, value in texts.items():
         if not isinstance(value, str):
             raise _BadError(f"{name} is {value!r}, not a text")
     if raw["how"] not in HOWS:
         raise _BadError(f"how is {raw['how']!r}")
-    stale = raw["templates"] != key.templates
+    stale = (raw["templates"], raw["space"]) != (key.templates, key.space)
     general = _schedule(raw.get("schedule"), key, space, facts, stale)
     rows = raw.get("buckets")
     if not isinstance(rows, dict):

@@ -1,21 +1,17 @@
-"""tune: for each op enumerate, rank, compile, check, race, compare with the default, store.
+"""tune: for each op find what is stored, or search, and store the winner.
 
-A small tuner with the seams of the full one: ``model.select`` proposes candidates (pattern moves would
-propose more), ``remote.Remote`` runs them, ``race`` eliminates, ``store`` keeps; every candidate's end is a
-``Trial``, appended as JSON lines beside the winners.
+A hit is answered without the compiler's front end, torch or a worker: those are imported by the first miss.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvgen import paths
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
@@ -26,10 +22,15 @@ from kvgen.passes.validate import load_spec
 from kvgen.passes.verify import verify_record
 from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune import store
-from kvgen.tune.defaults import default_schedule
+from kvgen.tune.defaults import default_in
+from kvgen.tune.device import device_name
+from kvgen.tune.journal import Journal
+from kvgen.tune.key import Key, key_of
 from kvgen.tune.outcome import BucketReport, OpReport, Progress, Step, TuneReport, geometric_mean
-from kvgen.tune.search import Result, Search
-from kvgen.tune.space import load_space, spec_facts
+from kvgen.tune.space import space_of, spec_facts
+
+if TYPE_CHECKING:
+    from kvgen.tune.search import Search
 
 EFFORTS = ("quick", "full")
 
@@ -60,23 +61,16 @@ def tune(
     record = place(spec)
     verify_record(spec, record)
     return tune_ops(
-        spec,
-        record,
-        resolved,
-        backend or backend_for(resolved),
-        effort=effort,
-        pins=pins or {},
-        ops=ops,
-        progress=progress,
+        spec, record, resolved, backend, effort=effort, pins=pins or {}, ops=ops, progress=progress,
         cache_dir=cache_dir,
-    )
+    )  # fmt: skip
 
 
 def tune_ops(
     spec: Spec,
     record: PageRecord,
     target: Target,
-    backend: Backend,
+    backend: Backend | None,
     *,
     effort: str,
     pins: Pins,
@@ -86,47 +80,80 @@ def tune_ops(
 ) -> TuneReport:
     """``tune`` for what is resolved already."""
     started = time.monotonic()
-    if effort not in EFFORTS:
-        raise ArgumentError(f"effort = {effort!r}: give one of {', '.join(EFFORTS)}")
-    for op in (*ops, *pins):
-        if op not in OPS:
-            raise ArgumentError(f"{op!r} is no op; the ops are {', '.join(OPS)}")
-    if target.interpreted:
-        raise UnsupportedError("target 'interpret' is not tuned: an interpreter's times say nothing")
+    check_request(target, effort, (*ops, *pins))
     say = progress or (lambda step: None)
     reports: list[OpReport] = []
-    with Search(spec, record, target, backend, effort=effort, progress=say) as search:
+    search: Search | None = None
+
+    def begin() -> Search:
+        nonlocal search
+        if search is None:
+            from kvgen.tune.search import Search
+
+            judged = backend or backend_for(target)
+            search = Search(spec, record, target, judged, effort=effort, progress=say)
+        return search
+
+    try:
         for op in OPS:
             if op in ops:
-                report = _tune_op(search, op, dict(pins.get(op, {})), cache_dir)
+                report = _tune_op(spec, target, op, effort, dict(pins.get(op, {})), cache_dir, begin)
                 say(Step(op, "done", len(reports) + 1, len(ops), report.winner_s, report.default_s))
                 reports.append(report)
+    finally:
+        if search is not None:
+            search.close()
     seconds = time.monotonic() - started
     return TuneReport(spec.name, spec.hash, target.name, effort, seconds, tuple(reports))
 
 
-def _tune_op(search: Search, op: str, pins: dict[str, Knob], cache_dir: Path | None) -> OpReport:
+def check_request(target: Target, effort: str, ops: Sequence[str]) -> None:
+    """Refuse what cannot be tuned; see ``tune``."""
+    if effort not in EFFORTS:
+        raise ArgumentError(f"effort = {effort!r}: give one of {', '.join(EFFORTS)}")
+    for op in ops:
+        if op not in OPS:
+            raise ArgumentError(f"{op!r} is no op; the ops are {', '.join(OPS)}")
+    if target.interpreted:
+        raise UnsupportedError("target 'interpret' is not tuned: an interpreter's times say nothing")
+
+
+def _tune_op(
+    spec: Spec,
+    target: Target,
+    op: str,
+    effort: str,
+    pins: dict[str, Knob],
+    cache_dir: Path | None,
+    begin: Callable[[], Search],
+) -> OpReport:
     started = time.monotonic()
-    spec, target, backend = search.spec, search.target, search.backend
-    space = load_space(backend.space(op))
-    facts = spec_facts(spec, target)
-    key = store.key_of(op, spec, target, pins, space)
-    default = default_schedule(backend, op, spec, target, pins)
+    space, facts, device = space_of(op, target), spec_facts(spec, target), device_name(target)
+    key = key_of(op, spec, target, pins, space)
+    default = default_in(space, op, spec, target, pins)
     held = store.find(key, space, facts, cache_dir=cache_dir, own=True)
-    if held and not held.stale and _enough(held, search):
+    if held and held.device != device:
+        store.evict(
+            key,
+            f"was measured on {held.device!r}, and this is {device!r}: it is a starting point only",
+            cache_dir=cache_dir,
+        )
+    elif held and not held.stale and effort_suffices(held.effort, effort):
         return _from_store(op, default, held, time.monotonic() - started)
     seed = held or store.find(key, space, facts, cache_dir=cache_dir)
-    result = search.run(op, space, facts, default, pins, [seed.schedule] if seed else [])
+    search = begin()
+    journal = journal_of(key, device, cache_dir)
+    seeds = [seed.schedule] if seed else []
+    result = search.run(op, space, facts, default, pins, seeds, journal)
     winners = store.Winners(
         result.winner,
         {name: store.Best(b.schedule, b.winner_s, b.default_s) for name, b in result.buckets.items()},
         search.how,
-        search.effort,
-        search.device,
+        effort,
+        device,
         datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
-    path = store.write(winners, key, cache_dir=cache_dir)
-    _log(path.with_suffix(".trials.jsonl"), result, winners)
+    store.write(winners, key, cache_dir=cache_dir)
     return OpReport(
         op=op,
         how=search.how,
@@ -139,13 +166,20 @@ def _tune_op(search: Search, op: str, pins: dict[str, Knob], cache_dir: Path | N
         seconds=time.monotonic() - started,
         buckets=tuple(result.buckets.values()),
         trials=tuple(result.trials),
+        resumed=journal.used,
+        notes=tuple(journal.notes),
     )
 
 
-def _enough(held: store.Winners, search: Search) -> bool:
-    """Whether stored winners answer this request: at least this effort, and timed on this machine."""
-    known = EFFORTS.index(held.effort) if held.effort in EFFORTS else -1
-    return known >= EFFORTS.index(search.effort) and held.device == search.device
+def journal_of(key: Key, device: str, cache_dir: Path | None) -> Journal:
+    """The log of a key's trials on a device, beside its winners."""
+    path = store.home(key, cache_dir) / f"{key.stem}.trials.jsonl"
+    return Journal(path, key.identity() | {"device": device})
+
+
+def effort_suffices(stored: str, wanted: str) -> bool:
+    """Whether winners of one effort answer a request for another."""
+    return stored in EFFORTS and EFFORTS.index(stored) >= EFFORTS.index(wanted)
 
 
 def _from_store(op: str, default: Schedule, held: store.Winners, seconds: float) -> OpReport:
@@ -171,16 +205,3 @@ def _from_store(op: str, default: Schedule, held: store.Winners, seconds: float)
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return geometric_mean(known) if len(known) == len(values) else None
-
-
-def _log(path: Path, result: Result, winners: store.Winners) -> None:
-    """Append every trial, so that what failed can be studied. The folder was written to a moment ago."""
-    head = {"date": winners.date, "device": winners.device, "kvgen": winners.version}
-    lines = [json.dumps(head | trial.to_dict(), sort_keys=True) + "\n" for trial in result.trials]
-    try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write("".join(lines))
-    except OSError as error:
-        if error.errno not in paths.UNWRITABLE:
-            raise
-        store.warn(path, f"trials were not logged ({error.strerror})")

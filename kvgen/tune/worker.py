@@ -30,10 +30,11 @@ from kvgen.passes.place import place
 from kvgen.passes.validate import load_spec
 from kvgen.resolve import backend_for
 from kvgen.targets import known_target
+from kvgen.tune.bucket import Bucket
 from kvgen.tune.check import check_op
 from kvgen.tune.race import Duel, Run, duel, race
 from kvgen.tune.remote import AT, PROTOCOL
-from kvgen.tune.workload import Bucket, Workload
+from kvgen.tune.workload import POOL_LIMIT, Workload
 
 
 class Prebuilt(CpuBackend):
@@ -57,7 +58,7 @@ class Session:
         self.target = dataclasses.replace(
             known_target(request["target"]), features=tuple(request["features"])
         )
-        self._workload: Workload | None = None
+        self._workloads: dict[Bucket, Workload] = {}
 
     def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A verdict for each variant of one candidate."""
@@ -71,8 +72,7 @@ class Session:
     def race(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Median seconds a launch of each contender."""
         runs = self._runs(request)
-        times = race(runs, seconds=request["seconds"], keep=request["keep"], announce=_announce)
-        return {"times": times}
+        return {"times": race(runs, seconds=request["seconds"], announce=_announce)}
 
     def duel(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A paired comparison of two contenders."""
@@ -81,12 +81,18 @@ class Session:
         return dataclasses.asdict(found)
 
     def _runs(self, request: Mapping[str, Any]) -> list[Run]:
-        op = request["op"]
-        bucket = Bucket(op, tuple(request["sizes"]))
-        if self._workload is None or self._workload.bucket != bucket:
-            self._workload = None  # the old cache goes before the new one comes
-            self._workload = Workload(self.spec, self.record, bucket)
-        return [self._run(op, contender, self._workload) for contender in request["contenders"]]
+        work = self._workload(Bucket(request["op"], tuple(request["sizes"])))
+        return [self._run(request["op"], contender, work) for contender in request["contenders"]]
+
+    def _workload(self, bucket: Bucket) -> Workload:
+        """The workload of a bucket; the oldest go where all together would be too large."""
+        found = self._workloads.pop(bucket, None)
+        if found is None:
+            while sum(work.nbytes for work in self._workloads.values()) > POOL_LIMIT // 2:
+                del self._workloads[next(iter(self._workloads))]
+            found = Workload(self.spec, self.record, bucket)
+        self._workloads[bucket] = found
+        return found
 
     def _run(self, op: str, contender: Mapping[str, Any], work: Workload) -> Run:
         import torch

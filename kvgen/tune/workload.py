@@ -1,4 +1,4 @@
-"""Workloads on which candidates are timed: a few buckets for each op, memory-sized caches, cold tables.
+"""Workloads on which candidates are timed: memory-sized caches, cold tables.
 
 A cache line that is still in the last-level cache costs a tenth of one from memory, and a serving cache
 never fits there. So decode's page tables are random, and each launch takes the next of several tables that
@@ -7,9 +7,6 @@ together pass the cache's size before one comes back.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kvgen.backends.cpu import machine
@@ -17,75 +14,13 @@ from kvgen.ir import PageRecord, Spec
 from kvgen.runtime.base import Launchable
 from kvgen.runtime.cache import Cache, new_cache, torch_dtype
 from kvgen.runtime.ops import CacheOps
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """One size of workload of one op."""
-
-    op: str
-    sizes: tuple[int, ...]
-    """decode, gather: requests x keys. prefill: requests x queries x keys. append: tokens. copy: pages.
-    merge: states x rows."""
-
-    @property
-    def name(self) -> str:
-        """``8x4096``: the sizes, as stored."""
-        return "x".join(map(str, self.sizes))
-
-    @classmethod
-    def parse(cls, op: str, name: str) -> Bucket:
-        """The inverse of ``name``; ``ValueError`` for a text that is none."""
-        sizes = tuple(int(part) for part in name.split("x"))
-        if len(sizes) != len(BUCKETS["quick"][op][0]) or any(size < 1 for size in sizes):
-            raise ValueError(f"{name!r} is no workload of {op}")
-        return cls(op, sizes)
-
-
-BUCKETS: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
-    "quick": {
-        "append": ((256,),),
-        "decode": ((1, 512), (8, 4096)),
-        "prefill": ((1, 128, 1024),),
-        "merge": ((4, 256),),
-        "copy": ((64,),),
-        "gather": ((4, 1024),),
-    },
-    "full": {
-        "append": ((8,), (256,), (2048,)),
-        "decode": ((1, 512), (1, 8192), (8, 1024), (8, 4096), (32, 2048)),
-        "prefill": ((1, 128, 1024), (1, 512, 512), (4, 32, 2048)),
-        "merge": ((2, 64), (4, 256)),
-        "copy": ((4,), (64,)),
-        "gather": ((1, 4096), (4, 1024)),
-    },
-}
-"""Sizes by effort and op."""
+from kvgen.tune.bucket import Bucket
 
 POOL_LIMIT = 1 << 30
 """Most bytes of a timed cache."""
 
 MAX_ROTATION = 64
 """Most tables that launches take in turn."""
-
-
-def buckets(op: str, effort: str) -> tuple[Bucket, ...]:
-    """The workloads of ``op`` for an effort."""
-    return tuple(Bucket(op, sizes) for sizes in BUCKETS[effort][op])
-
-
-def nearest(wanted: Bucket, names: Iterable[str]) -> str | None:
-    """The stored bucket closest to ``wanted`` in log sizes; None where there is none."""
-    found = [Bucket.parse(wanted.op, name) for name in names]
-    distance = {
-        b.name: sum(abs(math.log(x / y)) for x, y in zip(b.sizes, wanted.sizes, strict=True)) for b in found
-    }
-    return min(sorted(distance), key=distance.__getitem__, default=None)
-
-
-def kv_bytes(spec: Spec, record: PageRecord) -> float:
-    """Bytes of cache per token."""
-    return record.page_bytes() / spec.cache.page_size
 
 
 class _Capture(CacheOps):
@@ -114,7 +49,8 @@ class Workload:
         self.spec, self.record, self.bucket = spec, record, bucket
         self._ops = _Capture(spec)
         self._random = torch.Generator().manual_seed(seed)
-        self._out: Any = None
+        self.nbytes = 0
+        """Bytes of the caches."""
         self.rotation: list[dict[str, Any]] = getattr(self, f"_{bucket.op}")(*bucket.sizes)
         """Values by ABI name; launches take them in turn."""
 
@@ -136,6 +72,7 @@ class Workload:
                 given[side] = [0.02] * count
         cache = new_cache(self.spec, self.record, pages_each * turns, scales=given or None)
         self._fill(cache)
+        self.nbytes += pages_each * turns * size
         return cache, turns
 
     def _fill(self, cache: Cache) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kvgen import paths
 from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune import store
+from kvgen.tune.key import key_of
 from kvgen.tune.space import load_space, spec_facts
 from tests.support.specs import make_spec
 
@@ -23,7 +24,7 @@ def test_tuning_record_that_json_itself_gives_up_on(text: str, tmp_path: Path) -
     spec = make_spec("f32", "f32", page_size=4, kv_heads=2, group=2, head_dim=16)
     target = resolve_target("cpu")
     space = load_space(backend_for(target).space("decode"))
-    key = store.key_of("decode", spec, target, {}, space)
+    key = key_of("decode", spec, target, {}, space)
     path = tmp_path / key.file
     path.parent.mkdir(parents=True)
     path.write_text(text)

@@ -11,7 +11,7 @@ import pytest
 from kvgen.builder import assemble
 from kvgen.ir.plan import KernelPlan
 from kvgen.library import Library
-from kvgen.tune import judge_cpu, model, workload
+from kvgen.tune import bucket, judge_cpu, model, moves, workload
 from tests.support.faults import Faulty, small
 
 
@@ -32,7 +32,7 @@ def broken() -> Callable[..., Library]:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short races on tiny workloads."""
-    monkeypatch.setattr(judge_cpu, "RACE_S", {"quick": 0.05, "full": 0.05})
+    monkeypatch.setattr(judge_cpu, "BUDGET_S", {"quick": 0.01, "full": 0.01})
     monkeypatch.setattr(judge_cpu, "DUEL_S", {"quick": 0.05, "full": 0.05})
     sizes = {
         "append": ((8,),),
@@ -42,7 +42,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         "copy": ((2,),),
         "gather": ((1, 40),),
     }
-    monkeypatch.setitem(workload.BUCKETS, "quick", sizes)
+    monkeypatch.setitem(bucket.BUCKETS, "quick", sizes)
     monkeypatch.setattr(workload, "POOL_LIMIT", 1 << 24)
 
 
@@ -54,6 +54,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             model, "select", lambda space, default, *rest: [default, *(default.replace(**c) for c in changes)]
         )
+        monkeypatch.setattr(moves, "neighbours", lambda *given: iter(()))
 
     return set_changes
 

@@ -33,14 +33,12 @@ def runs(prices: list[float], calls: list[int]) -> list[module.Run]:
     return [make(i) for i in range(len(prices))]
 
 
-def test_losers_leave_early_and_the_default_stays(costs: list[float]) -> None:
+def test_the_median_of_each_is_found(costs: list[float]) -> None:
     calls: list[int] = []
-    times = race(runs(costs, calls), seconds=1e9, keep=1, most_rounds=20)
-    assert times == pytest.approx(costs)
-    assert calls.count(1) == 22, "the default runs in every round"
-    calls.clear()
-    race(runs(costs, calls), seconds=1e9, keep=0, most_rounds=20)
-    assert calls.count(1) == 2 + 3, "twice to warm up, and until the first cut"
+    assert race(runs(costs, calls), seconds=0.0) == pytest.approx(costs)
+    assert [calls.count(i) for i in range(3)] == [2 + 3] * 3, (
+        "twice to warm up, and the least number of rounds"
+    )
 
 
 def test_contenders_take_turns(costs: list[float]) -> None:

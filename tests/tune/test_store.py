@@ -15,10 +15,11 @@ from kvgen.builder import assemble
 from kvgen.ir import Schedule
 from kvgen.resolve import resolve_target
 from kvgen.tune import store
+from kvgen.tune.bucket import Bucket
 from kvgen.tune.choose import UntunedWarning
 from kvgen.tune.defaults import default_schedule
+from kvgen.tune.key import Key, key_of
 from kvgen.tune.space import load_space, spec_facts
-from kvgen.tune.workload import Bucket
 from tests.support.faults import small
 
 SPEC = small()
@@ -29,8 +30,8 @@ DEFAULT = default_schedule(CpuBackend(), "decode", SPEC, TARGET, {})
 TUNED = DEFAULT.replace(heads=1)
 
 
-def key() -> store.Key:
-    return store.key_of("decode", SPEC, TARGET, {}, SPACE)
+def key() -> Key:
+    return key_of("decode", SPEC, TARGET, {}, SPACE)
 
 
 def winners(schedule: Schedule = TUNED) -> store.Winners:
@@ -62,7 +63,7 @@ def test_what_is_written_is_found(tuning: Path) -> None:
 
 def test_an_op_is_keyed_by_what_it_reads() -> None:
     def spec8(op: str, **attention: Any) -> str:
-        return store.key_of(op, small(**attention), TARGET, {}, load_space(f"cpp/{op}")).spec8
+        return key_of(op, small(**attention), TARGET, {}, load_space(f"cpp/{op}")).spec8
 
     assert spec8("decode", scale=0.5) == spec8("decode"), "the scale is an argument of every launch"
     assert spec8("decode", window=9) != spec8("decode")
@@ -88,6 +89,7 @@ def test_the_nearest_bucket_answers() -> None:
         {"reads": {}},
         {"how": "guessed"},
         {"date": 7},
+        {"space": None},
         {"schedule": None},
         {"schedule": {**TUNED.to_dict(), "tile": 33}},
         {"schedule": {**TUNED.to_dict(), "heads": 8}},  # more heads than there are
@@ -124,6 +126,12 @@ def test_winners_of_other_templates_are_seeds(tuning: Path) -> None:
     assert found.stale
     assert found.schedule["heads"] == 1
     assert found.schedule["tile"] == SPACE.seeds["any"]["tile"], "a value that is gone falls back to the seed"
+
+
+def test_winners_of_another_space_are_seeds_too(tuning: Path) -> None:
+    edited(tuning, space="0" * 16)
+    found = find(tuning)
+    assert found is not None and found.stale
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from kvgen.backends.cpu.backend import CpuBackend
 from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
+from kvgen.ir import Schedule
 from kvgen.ir.plan import KernelPlan
-from kvgen.tune import judge_cpu
+from kvgen.tune import limits
 from kvgen.tune.outcome import Outcome, Step
 from kvgen.tune.race import Duel
-from kvgen.tune.remote import Remote
+from kvgen.tune.remote import Contender, Remote
 from kvgen.tune.tuner import tune
 from tests.support.faults import Faulty, small
 
@@ -40,7 +41,7 @@ def faulty_edit(plan: KernelPlan, text: str) -> str:
 def test_each_failure_is_recorded_and_costs_itself_only(
     only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_cpu, "CHECK_S", 10.0)
+    monkeypatch.setattr(limits, "CHECK", (2.0, 10.0, 60.0))
     only({"tile": 16}, {"tile": 64}, {"tile": 128}, {"tile": 256}, {"row_block": 1}, {"heads": 1})
     steps: list[Step] = []
     report = tune(
@@ -63,22 +64,34 @@ def test_each_failure_is_recorded_and_costs_itself_only(
     assert "broken" in decode.trials[5].message
     assert decode.winner in (decode.trials[0].schedule, decode.trials[6].schedule)
     assert decode.how == "measured"
-    assert {step.stage for step in steps} == {"compile", "check", "race", "done"}
+    assert {step.stage for step in steps} == {"prove", "race", "done"} | (
+        {"final"} & {step.stage for step in steps}
+    )
     assert all(step.done <= step.total for step in steps)
     # Everything is on disk, the failures too.
     (log,) = tuning.rglob("*.trials.jsonl")
-    assert len([json.loads(line) for line in log.read_text().splitlines()]) == 7
+    ends = [
+        line["outcome"] for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "trial"
+    ]
+    assert ends == [trial.outcome.value for trial in decode.trials]
+
+
+def fixed_races(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, Schedule], float]) -> None:
+    """Let races find these seconds, by bucket and schedule."""
+
+    def race(
+        self: Remote, op: str, sizes: list[int], contenders: list[Contender], **given: float
+    ) -> list[float]:
+        return [seconds("x".join(map(str, sizes)), contender.schedule) for contender in contenders]
+
+    monkeypatch.setattr(Remote, "race", race)
 
 
 def fixed_duels(monkeypatch: pytest.MonkeyPatch, ratios: dict[str, float]) -> None:
-    """Let races rate the default worst, and paired runs give these ratios by bucket."""
-    monkeypatch.setattr(
-        Remote,
-        "race",
-        lambda self, op, sizes, contenders, *, seconds, keep: [1.0 / (1 + i) for i in range(len(contenders))],
-    )
+    """Let races rate ``heads`` = 1 best, and paired runs give these ratios by bucket."""
+    fixed_races(monkeypatch, lambda bucket, schedule: 0.5 if schedule["heads"] == 1 else 1.0)
 
-    def duel(self: Remote, op: str, sizes: list[int], pair: object, *, seconds: float) -> dict[str, object]:
+    def duel(self: Remote, op: str, sizes: list[int], pair: object, **given: float) -> dict[str, object]:
         ratio = ratios["x".join(map(str, sizes))]
         wins = 1.0 if ratio < 0.99 else 0.0 if ratio > 1.01 else 0.5
         return vars(Duel(ratio, wins, 1.0, ratio, True))
@@ -111,11 +124,18 @@ def test_numerics_knobs_are_equal_in_all_buckets(
     only({"heads": 1}, {"heads": 1, "prefetch": 0}, {"split_tokens": 256})
     fixed_duels(monkeypatch, {"1x40": 0.9, "2x80": 0.9})
     # The last one is the fastest everywhere but for the first bucket, where the third is.
-    order = {"1x40": [1.0, 0.8, 0.1, 0.6], "2x80": [1.0, 0.9, 0.9, 0.01]}
-    monkeypatch.setattr(
-        Remote,
-        "race",
-        lambda self, op, sizes, contenders, *, seconds, keep: order["x".join(map(str, sizes))],
+    third = {"1x40": 0.1, "2x80": 0.9}
+    fixed_races(
+        monkeypatch,
+        lambda bucket, schedule: (
+            (0.6 if bucket == "1x40" else 0.01)
+            if schedule["split_tokens"] == 256
+            else 1.0
+            if schedule["heads"] == 2
+            else 0.85
+            if schedule["prefetch"]
+            else third[bucket]
+        ),
     )
     (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=CpuBackend("-O1")).ops
     assert decode.winner["split_tokens"] == 256
