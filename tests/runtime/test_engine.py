@@ -1,0 +1,281 @@
+"""Engine: greedy tokens equal those of a float64 model without cache, pages or batch, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.engine import Engine
+from kvgen.runtime.request import Event
+from kvgen.runtime.sampling import Greedy, Sampled
+from tests.support.engines import library
+from tests.support.specs import make_spec
+from tests.support.tiny_model import SPEC, TinyModel, check_pages, poison, prompts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WINDOWED = make_spec("f32", "f32", "nhd", page_size=4, kv_heads=2, group=2, head_dim=16, mask=(True, 5))
+PROMPTS = prompts(1, 5, 9, 17, 3, 12)
+COUNT = 14
+
+
+def new_engine(
+    num_pages: int = 64, spec: Any = SPEC, model: TinyModel | None = None, **options: Any
+) -> Engine:
+    """An engine whose pages are full of NaN."""
+    engine = Engine(model or TinyModel(spec), library("portable", spec), num_pages=num_pages, **options)
+    poison(engine.caches)
+    return engine
+
+
+@lru_cache
+def exact(spec: Any = SPEC) -> list[list[int]]:
+    model = TinyModel(spec)
+    return [model.exact_greedy(prompt, COUNT) for prompt in PROMPTS]
+
+
+def run(engine: Engine) -> Iterator[Event]:
+    """All events until the engine is idle; its pages are counted after every step."""
+    while not engine.idle:
+        yield from engine.step()
+        check_pages(engine)
+    assert engine.store.pool.free == engine.store.pool.total
+
+
+def tokens(events: Sequence[Event], request: int) -> list[int]:
+    return [event.token for event in events if event.kind == "token" and event.request == request]
+
+
+@pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["full", "windowed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch": 1},  # alone
+        {},
+        {"max_batch": 6, "chunk": 6},
+        {"max_batch": 3, "chunk": 7},
+        {"max_batch": 4, "chunk": 16},
+        {"num_pages": 8},
+        {"num_pages": 10, "max_batch": 4, "chunk": 5},
+    ],
+    ids=str,
+)
+def test_line_35_greedy_tokens_are_the_same_however_batched(options: dict[str, Any], spec: Any) -> None:
+    engine = new_engine(spec=spec, **options)
+    ids = [engine.add(prompt, max_new_tokens=COUNT) for prompt in PROMPTS]
+    events = list(run(engine))
+    assert [tokens(events, i) for i in ids] == exact(spec)
+    assert any(event.kind == "preempted" for event in events) == ("num_pages" in options)
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8-token", "int8-head"])
+def test_stored_formats_give_the_same_tokens_however_batched(format: str) -> None:
+    spec = make_spec(format, format, page_size=4, kv_heads=2, group=2, head_dim=16)
+    scales = {"k": [0.05, 0.04], "v": [0.03, 0.05]} if format == "int8-head" else None
+    found = [
+        new_engine(spec=spec, scales=scales, **options).generate(PROMPTS, max_new_tokens=COUNT)
+        for options in ({"max_batch": 1}, {"max_batch": 4, "chunk": 6}, {"num_pages": 8})
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_missing_scale_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match=r"scales\['k'\]: missing"):
+        new_engine(spec=make_spec("int8-head", "int8-head", page_size=4, head_dim=16))
+
+
+def test_events_tell_the_whole_story() -> None:
+    engine = new_engine(chunk=10, max_batch=2)
+    one, two = (engine.add(prompt, max_new_tokens=3) for prompt in PROMPTS[2:4])
+    first, second = exact()[2][:3], exact()[3][:3]
+    assert engine.step() == [
+        Event(two, "prefill", done=1, total=17),
+        Event(one, "prefill", done=9, total=9),
+        Event(one, "token", token=first[0]),
+    ]
+    assert engine.step() == [Event(one, "token", token=first[1]), Event(two, "prefill", done=10, total=17)]
+    assert engine.step() == [
+        Event(one, "token", token=first[2]),
+        Event(one, "finished", reason="length"),
+        Event(two, "prefill", done=17, total=17),
+        Event(two, "token", token=second[0]),
+    ]
+    assert not engine.idle
+    assert [event.kind for event in run(engine)] == ["token", "token", "finished"]
+    assert engine.idle and engine.step() == []
+
+
+def test_a_stop_token_ends_a_request_and_is_reported() -> None:
+    want = exact()[3]
+    at = next(i for i in range(1, COUNT) if want[i] not in want[:i])
+    assert new_engine().generate([PROMPTS[3]], max_new_tokens=COUNT, stop=[want[at]]) == [want[: at + 1]]
+    engine = new_engine()
+    engine.add(PROMPTS[3], max_new_tokens=1, stop=[want[0]])
+    assert list(run(engine))[-1].reason == "stop"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_line_34_abort_at_every_point(steps: int) -> None:
+    engine = new_engine(num_pages=9, chunk=4, max_batch=4)
+    ids = [engine.add(prompt, max_new_tokens=COUNT) for prompt in PROMPTS]
+    events = [event for _ in range(steps) for event in engine.step()]
+    assert engine.abort(ids[1]) and engine.abort(ids[3])
+    assert not engine.abort(ids[1]), "aborted twice"
+    check_pages(engine)
+    events += run(engine)
+    for at in (0, 2, 4, 5):
+        assert tokens(events, ids[at]) == exact()[at]
+    assert all(tokens(events, ids[at]) == exact()[at][: len(tokens(events, ids[at]))] for at in (1, 3))
+    with pytest.raises(ArgumentError, match="request 99: not waiting or running"):
+        engine.abort(99)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch": 3, "chunk": 4}, {"num_pages": 9}], ids=str)
+@pytest.mark.parametrize("steps", range(0, 14, 2))
+def test_forks_go_on_as_their_parents_would(steps: int, options: dict[str, Any]) -> None:
+    engine = new_engine(**options)
+    parent = engine.add(PROMPTS[3], max_new_tokens=COUNT)
+    other = engine.add(PROMPTS[2], max_new_tokens=COUNT)
+    events = [event for _ in range(steps) for event in engine.step()]
+    known = len(tokens(events, parent))
+    children = [engine.fork(parent), engine.fork(parent, sampling=Sampled(5.0, seed=1)), engine.fork(parent)]
+    check_pages(engine)
+    events += run(engine)
+    assert tokens(events, parent) == exact()[3] and tokens(events, other) == exact()[2]
+    assert tokens(events, children[0]) == tokens(events, children[2]) == exact()[3][known:]
+    strange = tokens(events, children[1])
+    assert len(strange) == COUNT - known and (strange != exact()[3][known:] or COUNT - known < 3)
+
+
+def test_a_fork_shares_pages_until_it_writes() -> None:
+    engine = new_engine()
+    parent = engine.add(PROMPTS[3], max_new_tokens=COUNT)  # 17 tokens: four full pages and one of one token
+    engine.step()
+    assert engine.store.pool.used == 5
+    child = engine.fork(parent, max_new_tokens=2)
+    assert engine.store.pool.used == 5
+    engine.step()
+    assert engine.store.pool.used == 6
+    assert engine.abort(parent)
+    assert engine.store.pool.used == 5
+    assert tokens(list(run(engine)), child) == exact()[3][2:3]
+
+
+def test_draws_do_not_depend_on_the_batch() -> None:
+    hows = [Sampled(2.0, seed=at) for at in range(6)]
+    alone = [
+        new_engine().generate([prompt], max_new_tokens=COUNT, sampling=how)[0]
+        for prompt, how in zip(PROMPTS, hows, strict=True)
+    ]
+    assert alone != exact()
+    for options in ({}, {"num_pages": 8}, {"max_batch": 3, "chunk": 4}):
+        engine = new_engine(**options)
+        ids = [
+            engine.add(prompt, max_new_tokens=COUNT, sampling=how)
+            for prompt, how in zip(PROMPTS, hows, strict=True)
+        ]
+        events = list(run(engine))
+        assert [tokens(events, i) for i in ids] == alone
+
+
+@pytest.mark.parametrize("fault", ["raise", "shape", "nan"])
+def test_a_step_whose_model_fails_can_be_tried_again(fault: str) -> None:
+    class Failing(TinyModel):
+        fails = False
+
+        def forward(self, *args: Any) -> torch.Tensor:
+            logits = super().forward(*args)
+            self.fails = not self.fails
+            if self.fails and fault == "raise":
+                raise RuntimeError("out of memory")
+            if self.fails and len(logits):
+                return logits[:, :-1] if fault == "shape" else logits * torch.nan
+            return logits
+
+    engine = new_engine(num_pages=9, max_batch=4, chunk=8, model=Failing())
+    ids = [engine.add(prompt, max_new_tokens=COUNT) for prompt in PROMPTS]
+    events: list[Event] = []
+    faults = 0
+    while not engine.idle:
+        try:
+            events += engine.step()
+        except (RuntimeError, ArgumentError):
+            faults += 1
+        check_pages(engine)
+    assert faults > 10
+    assert [tokens(events, i) for i in ids] == exact()
+
+
+def test_a_copy_that_fails_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine()
+    other = engine.add(PROMPTS[1], max_new_tokens=COUNT)
+    parent = engine.add(PROMPTS[3], max_new_tokens=COUNT)
+    events = engine.step() + engine.step()
+    child = engine.fork(parent)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(engine.store, "copy_page", fail)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        engine.step()
+    monkeypatch.undo()
+    check_pages(engine)
+    events += run(engine)
+    assert [tokens(events, i) for i in (other, parent, child)] == [exact()[1], exact()[3], exact()[3][2:]]
+
+
+def test_generate_leaves_nothing_behind() -> None:
+    engine = new_engine(num_pages=8)
+    with pytest.raises(ArgumentError, match="shorten the prompt"):
+        engine.generate([PROMPTS[0], [1] * 40], max_new_tokens=COUNT)
+    assert engine.idle and engine.generate([], max_new_tokens=1) == []
+    engine.add(PROMPTS[0], max_new_tokens=1)
+    with pytest.raises(ArgumentError, match="1 requests are under way"):
+        engine.generate(PROMPTS, max_new_tokens=1)
+    engine.step()
+    assert engine.generate(PROMPTS, max_new_tokens=COUNT) == exact()
+
+
+@pytest.mark.parametrize(
+    "prompt, options, reason",
+    [
+        ([], {}, r"prompt = \[\]"),
+        ([1, 61], {}, r"prompt\[1\] = 61: token ids are 0 to 60"),
+        ([-1], {}, r"prompt\[0\] = -1"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens = 0"),
+        ([1] * 60, {"max_new_tokens": 5}, "the model has positions for 64; give at most 4"),
+        ([1] * 20, {"max_new_tokens": 13}, r"the pool \(8 pages of 4 tokens\) holds 32; give at most 12"),
+        ([1], {"sampling": 0.7}, r"sampling = 0.7: give Greedy\(\) or Sampled"),
+    ],
+)
+def test_line_32_what_is_refused_at_the_door(prompt: list[int], options: dict[str, Any], reason: str) -> None:
+    engine = new_engine(num_pages=8)
+    with pytest.raises(ArgumentError, match=reason):
+        engine.add(prompt, **{"max_new_tokens": 1, **options})
+    parent = engine.add(PROMPTS[0], max_new_tokens=9)
+    events = engine.step()
+    with pytest.raises(ArgumentError, match="holds 32; give at most 30"):
+        engine.fork(parent, max_new_tokens=31)
+    with pytest.raises(TypeError):
+        engine.fork(parent, stop=7)
+    check_pages(engine)
+    assert tokens(events + list(run(engine)), parent) == exact()[0][:9]
+
+
+def test_an_attention_that_sees_the_future_is_refused() -> None:
+    spec = make_spec("f32", "f32", page_size=4, head_dim=16, mask=(False, None))
+    with pytest.raises(ArgumentError, match="causal = False"):
+        new_engine(spec=spec)
+
+
+def test_prompts_may_be_tensors() -> None:
+    prompt = torch.tensor(PROMPTS[2])
+    assert new_engine().generate([prompt], max_new_tokens=3, sampling=Greedy()) == [exact()[2][:3]]
+    with pytest.raises(TypeError):
+        new_engine().add([1.5], max_new_tokens=1)
