@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import bench, doctor, explain, generate, listing, show, tune, verify
+from kvgen.commands import bench, doctor, explain, generate, listing, quality, run, show, tune, verify
 from kvgen.commands.failures import guarded
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.run,
     "verify": verify.run,
     "bench": bench.run,
+    "run": run.run,
+    "quality": quality.run,
     "doctor": doctor.run,
 }
 """Every command, in the order in which help shows them."""

