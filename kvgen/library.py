@@ -10,8 +10,6 @@ from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import OPS
 from kvgen.passes.render import render
-from kvgen.runtime.base import Tensor
-from kvgen.runtime.cache import Cache, adopt, new_cache
 from kvgen.runtime.ops import CacheOps
 
 
@@ -62,21 +60,7 @@ class Library(CacheOps):
             raise ArgumentError(f"op = {op!r}: the ops are {', '.join(OPS)}")
         return self.backend.plan(op, self.spec, self.record, self.schedules[op], self.target, variant)
 
-    def new_cache(
-        self,
-        num_pages: int,
-        *,
-        scales: Mapping[str, Tensor] | None = None,
-        layers: int = 1,
-        device: str | None = None,
-    ) -> Cache:
-        """A zeroed cache of ``num_pages`` pages, for ``layers`` layers that share page ids."""
-        device = device or self._device()
-        return new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers, device=device)
-
-    def adopt(self, *, scales: Mapping[str, Tensor] | None = None, **planes: Tensor) -> Cache:
-        """A cache over buffers that someone else owns; see ``kvgen.runtime.cache.adopt``."""
-        return adopt(self.spec, self.record, scales=scales, **planes)
-
-    def _device(self) -> str:
+    @property
+    def device(self) -> str:
+        """Where caches live: ``cpu``, also for the interpreter, or ``cuda``."""
         return "cpu" if self.target.backend == "cpu" or self.target.interpreted else "cuda"

@@ -144,6 +144,15 @@ def need_starts(q_starts: Any) -> None:
         raise ArgumentError("q_starts = None: prefill needs the first row of each request, (B + 1,) int32")
 
 
+def need_default(**options: Any) -> None:
+    """Refuse options that the ops of ``torch.compile`` do not take."""
+    for name, value in options.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name}: not under torch.compile, which allocates outputs itself; leave it out"
+            )
+
+
 def need_no_params(params: Any) -> None:
     """Refuse parameters: no spec declares any yet."""
     if params is not None and not (isinstance(params, Mapping) and not params):

@@ -44,6 +44,10 @@ class AttentionOps(OpsBase):
         int32; kv_lens (B,) int32 counts the keys after this step's append.
         Returns out like q with v_head_dim, and lse (rows, q_heads) f32 in base 2.
         """
+        if isinstance(cache, Cache) and cache.traced():
+            given = (q_BHD, *cache.planes.values(), page_table_BP, kv_lens_B, q_starts_B1)
+            check.need_no_params(params)
+            return _into(cache.ops.decode(*given, scale=scale, num_threads=num_threads), out, lse)
         variant = "single" if q_starts_B1 is None else "multi"
         tensors = (q_BHD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
         return self._attend("decode", variant, cache, tensors, workspace, scale, params, num_threads)
@@ -68,6 +72,10 @@ class AttentionOps(OpsBase):
         q (T, q_heads, head_dim); request b owns rows q_starts[b] .. q_starts[b+1] - 1. Otherwise as
         ``decode``.
         """
+        if isinstance(cache, Cache) and cache.traced():
+            given = (q_THD, *cache.planes.values(), page_table_BP, kv_lens_B, q_starts_B1)
+            check.need_no_params(params)
+            return _into(cache.ops.prefill(*given, scale=scale, num_threads=num_threads), out, lse)
         check.need_starts(q_starts_B1)
         tensors = (q_THD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
         return self._attend("prefill", "", cache, tensors, workspace, scale, params, num_threads)
@@ -255,3 +263,8 @@ class AttentionOps(OpsBase):
     @cached_property
     def _workspaces(self) -> threading.local:
         return threading.local()
+
+
+def _into(made: tuple[Tensor, Tensor], out: Tensor | None, lse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The outputs of a traced op, where the caller wants them (torch.compile places its own)."""
+    return made[0] if out is None else out.copy_(made[0]), made[1] if lse is None else lse.copy_(made[1])

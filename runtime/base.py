@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvgen.errors import ArgumentError
-from kvgen.ir import Spec
+from kvgen.ir import PageRecord, Spec
 from kvgen.runtime import arguments as check
-from kvgen.runtime.cache import Cache
+from kvgen.runtime.cache import Cache, adopt, new_cache
 
 if TYPE_CHECKING:
     import torch
+
+    from kvgen.runtime.custom_ops import TorchOps
 
 Tensor = Any
 """A torch tensor (torch is imported only when an op runs)."""
@@ -38,8 +41,46 @@ class OpsBase:
     """Checks and allocations shared by the ops. A subclass says where kernels come from."""
 
     spec: Spec
+    record: PageRecord
     checked: bool
     """Whether values (lengths, page ids, slots) are checked as well as shapes; CPU only."""
+
+    @property
+    def device(self) -> str:
+        """Where ``new_cache`` puts its buffers."""
+        return "cpu"
+
+    def new_cache(
+        self,
+        num_pages: int,
+        *,
+        scales: Mapping[str, Tensor] | None = None,
+        layers: int = 1,
+        device: str | None = None,
+    ) -> Cache:
+        """A zeroed cache of ``num_pages`` pages, for ``layers`` layers that share page ids."""
+        device = device or self.device
+        made = new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers, device=device)
+        for cache in made.layers:
+            self._introduce(cache)
+        return made
+
+    def adopt(self, *, scales: Mapping[str, Tensor] | None = None, **planes: Tensor) -> Cache:
+        """A cache over buffers that someone else owns; see ``kvgen.runtime.cache.adopt``."""
+        return self._introduce(adopt(self.spec, self.record, scales=scales, **planes))
+
+    def _introduce(self, cache: Cache) -> Cache:
+        """Let torch.compile find the ops from a cache, and the ops a cache from its planes."""
+        cache.ops = self.torch_ops.ops
+        cache.planes["k"].kvgen_cache = weakref.ref(cache)  # type: ignore[attr-defined]
+        return cache
+
+    @cached_property
+    def torch_ops(self) -> TorchOps:
+        """The ops as custom ops of torch, under a namespace of this library's own."""
+        from kvgen.runtime.custom_ops import TorchOps
+
+        return TorchOps(self)
 
     @cached_property
     def serial(self) -> int:

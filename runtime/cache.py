@@ -49,8 +49,14 @@ class Cache:
         self.layers: tuple[Cache, ...] = (self,)
         """One cache for each layer; all share the page ids."""
         self.device = next(iter(self.planes.values())).device
-        from kvgen.runtime.quick import Calls  # imports torch, which is here wherever a cache is
+        from torch.compiler import is_compiling
 
+        from kvgen.runtime.quick import Calls
+
+        self.traced = is_compiling
+        """Whether torch.compile is looking, which must see a custom op instead of Python."""
+        self.ops: Any = None
+        """The library's ops in ``torch.ops``."""
         self.calls = Calls(num_pages) if self.device.type == "cpu" else None
         self._arguments: dict[str, Any] = {}
         for name, tensor in self.planes.items():
@@ -190,9 +196,19 @@ def _check_adopted(plane: Plane, tensor: Any, num_pages: int, pages: Mapping[str
 
 
 def _view(plane: Plane, slab: torch.Tensor, num_pages: int) -> torch.Tensor:
-    flat = slab.view(torch_dtype(plane.dtype))
-    offset = plane.offset.at(num_pages) // plane.itemsize
-    return flat.as_strided(plane.shape(num_pages), plane.strides(num_pages), flat.storage_offset() + offset)
+    """One plane of a slab, as a tensor whose storage is its own.
+
+    Planes share no element, but views of one storage would look to ``torch.compile`` as if they did, and
+    it refuses to mutate aliases of several types.
+    """
+    import torch
+
+    shape, strides = plane.shape(num_pages), plane.strides(num_pages)
+    first = plane.offset.at(num_pages)
+    reach = sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
+    part = slab[first : first + reach * plane.itemsize]
+    own = torch.from_numpy(part.numpy()) if part.device.type == "cpu" else part
+    return own.view(torch_dtype(plane.dtype)).as_strided(shape, strides)
 
 
 def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:

@@ -27,6 +27,9 @@ class CacheOps(AttentionOps):
         k (T, kv_heads, head_dim), v (T, kv_heads, v_head_dim): f32, bf16 or f16, the same type.
         slots (T,) int64: page * page_size + offset; -1 skips the token.
         """
+        if isinstance(cache, Cache) and cache.traced():
+            cache.ops.append(k_THD, v_THD, slots_T, *cache.planes.values())
+            return
         self._own(cache)
         import torch
 
@@ -64,6 +67,9 @@ class CacheOps(AttentionOps):
         """
         import torch
 
+        if torch.compiler.is_compiling():
+            check.need_default(out=out, lse=lse)
+            return self.torch_ops.ops.merge(outs_NTHD, lses_NTH)  # type: ignore[no-any-return]
         att = self.spec.attention
         # Nothing else says which device: without a tensor, ``need`` refuses outs for what it is.
         device = getattr(outs_NTHD, "device", None)
@@ -98,6 +104,9 @@ class CacheOps(AttentionOps):
 
     def copy(self, cache: Cache, src_pages: Tensor, dst_pages: Tensor) -> None:
         """Copy whole pages (fork, copy-on-write): src_pages[i] -> dst_pages[i], both (N,) int32."""
+        if isinstance(cache, Cache) and cache.traced():
+            cache.ops.copy(src_pages, dst_pages, *cache.planes.values())
+            return
         self._own(cache)
         import torch
 
@@ -123,6 +132,9 @@ class CacheOps(AttentionOps):
         Returns k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim), requests one after another.
         On a GPU the row count T is read back once unless ``out=(k, v)`` is given.
         """
+        if isinstance(cache, Cache) and cache.traced():
+            check.need_default(dtype=dtype, out=out)
+            return cache.ops.gather(page_table_BP, kv_lens_B, *cache.planes.values())  # type: ignore[no-any-return]
         self._own(cache)
         import torch
 

@@ -39,6 +39,15 @@ class Axis:
     block: int = 0
     """Block of a split dimension; 0 for a whole one."""
 
+    @classmethod
+    def read(cls, text: str) -> Axis:
+        """The inverse of ``str``, for text that ``str`` wrote."""
+        for mark, part in (("/", "outer"), ("%", "inner")):
+            dim, found, block = text.partition(mark)
+            if found:
+                return cls(dim, part, int(block))
+        return cls(text)
+
     def extent(self, size: int) -> int:
         """Number of steps along this axis when the dimension has ``size`` elements."""
         if self.part == "whole":

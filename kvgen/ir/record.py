@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvgen.ir.layout import Axis
 from kvgen.ir.quant import DTYPE_BYTES
@@ -27,6 +29,10 @@ class Extent:
     def times(self, factor: int) -> Extent:
         """This count ``factor`` times."""
         return Extent(self.fixed * factor, self.per_page * factor)
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values."""
+        return {"fixed": self.fixed, "per_page": self.per_page}
 
     def __str__(self) -> str:
         if not self.per_page:
@@ -116,6 +122,56 @@ class PageRecord:
     def has(self, name: str) -> bool:
         """Whether the cache has a plane called ``name``."""
         return any(plane.name == name for plane in self.planes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: enough for someone else's allocator to lay the cache out. Counts are bytes."""
+        return {
+            "align": self.align,
+            "page_bytes": self.page_bytes(),
+            "pools": {name: size.to_dict() for name, size in self.pools},
+            "planes": [
+                {
+                    "name": plane.name,
+                    "dtype": plane.dtype,
+                    "pool": plane.pool,
+                    "offset": plane.offset.to_dict(),
+                    "axes": [
+                        {
+                            "axis": str(placed.axis),
+                            "extent": placed.extent,
+                            "stride": placed.stride.to_dict(),
+                            "constant": placed.constant,
+                        }
+                        for placed in plane.axes
+                    ],
+                }
+                for plane in self.planes
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PageRecord:
+        """The inverse of ``to_dict``."""
+        planes = tuple(
+            Plane(
+                plane["name"],
+                plane["dtype"],
+                plane["pool"],
+                Extent(**plane["offset"]),
+                tuple(
+                    PlaneAxis(
+                        Axis.read(placed["axis"]),
+                        placed["extent"],
+                        Extent(**placed["stride"]),
+                        placed["constant"],
+                    )
+                    for placed in plane["axes"]
+                ),
+            )
+            for plane in values["planes"]
+        )
+        pools = tuple((name, Extent(**size)) for name, size in values["pools"].items())
+        return cls(planes, pools, values["align"])
 
     def page_bytes(self) -> int:
         """Bytes one page costs over all pools, padding included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,15 @@ class Spec:
         """Plain values that ``kvgen.load_spec`` reads back into an equal spec."""
         return {"name": self.name, "attention": _plain(self.attention), "cache": _plain(self.cache)}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+        """The inverse of ``to_dict``; what people write is for ``kvgen.load_spec``, which checks it."""
+        attention = dict.fromkeys(f.name for f in fields(AttentionSpec)) | values["attention"]
+        cache = dict(values["cache"])
+        cache |= {side: _quant(cache[side]) for side in ("k", "v")}
+        cache["layout"] = LayoutSpec.parse(cache["layout"])
+        return cls(values["name"], AttentionSpec(**attention), CacheSpec(**cache))
+
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no spaces, no name."""
         body = {key: value for key, value in self.to_dict().items() if key != "name"}
@@ -43,6 +53,16 @@ class Spec:
     def hash8(self) -> str:
         """First 8 digits of the identity: enough for file names and headers."""
         return self.hash[:8]
+
+
+def _quant(values: Mapping[str, Any]) -> QuantSpec:
+    """A QuantSpec from the values that ``_plain`` made of it."""
+    found = dict(values)
+    if "group" in found:
+        found["group"] = tuple(sorted(found["group"].items()))
+    if "layout" in found:
+        found["layout"] = LayoutSpec.parse(found["layout"])
+    return QuantSpec(**found)
 
 
 def _plain(value: object) -> Any:

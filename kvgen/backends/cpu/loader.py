@@ -179,7 +179,15 @@ def load(path: Path | str) -> Library:
     with _lock:
         if found := _loaded.get(library):
             return found
-        sidecar = artifact.verify(library)
+    return open_library(library, artifact.verify(library))
+
+
+def open_library(path: Path, sidecar: artifact.Sidecar) -> Library:
+    """Open a library whose content was verified against ``sidecar``; otherwise as ``load``."""
+    library = path.resolve()
+    with _lock:
+        if found := _loaded.get(library):
+            return found
         check_runnable(sidecar.requires, what=str(library), arch=sidecar.arch)
         if sidecar.sanitize and not _has_sanitizer():
             raise ToolchainError(

@@ -1,0 +1,128 @@
+"""custom_ops: the six ops as ``torch.ops``, opaque to ``torch.compile`` and ``torch.export``.
+
+Each op takes the planes of a cache as tensors. Those it writes are marked as mutated, no other is, and its
+fake gives the shapes of what it returns. Registered with ``Library.define`` and ``impl``: a call costs 3 us,
+where ``torch.library.custom_op`` takes 15 to 21 (measured with torch 2.13).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.cache import Cache, torch_dtype
+
+_taken: set[str] = set()
+
+
+class TorchOps:
+    """The ops of one library under one namespace of ``torch.ops``."""
+
+    def __init__(self, library: Any, namespace: str = "") -> None:
+        """``namespace``: by default ``kvgen_`` and the spec's hash, with a number where that is taken."""
+        self._library = library
+        self.namespace = _free(namespace or f"kvgen_{library.spec.hash8}", numbered=not namespace)
+        record, spec = library.record, library.spec
+        self._stored = tuple(plane.name for plane in record.planes)
+        self._static = tuple(f"{side}_scale" for side in ("k", "v") if spec.cache.quant(side).static_scale)
+        self._defined: Any = torch.library.Library(self.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        read = "".join(f", Tensor {name}" for name in self._stored + self._static)
+        marks = (f", Tensor({chr(97 + at)}!) {name}" for at, name in enumerate(self._stored))
+        write = "".join([*marks, *(f", Tensor {name}" for name in self._static)])
+        table = ", Tensor page_table, Tensor kv_lens"
+        self._define("append", f"Tensor k_new, Tensor v_new, Tensor slots{write}", "()")
+        self._define("decode", f"Tensor q{read}{table}, Tensor? q_starts=None{_OPTIONS}", _PAIR)
+        self._define("prefill", f"Tensor q{read}{table}, Tensor q_starts{_OPTIONS}", _PAIR)
+        self._define("merge", "Tensor outs, Tensor lses", _PAIR)
+        self._define("copy", f"Tensor src_pages, Tensor dst_pages{write}", "()")
+        self._define("gather", f"Tensor page_table, Tensor kv_lens{read}", _PAIR)
+        self.ops = getattr(torch.ops, self.namespace)
+
+    def _define(self, op: str, arguments: str, result: str) -> None:
+        self._defined.define(f"{op}({arguments}) -> {result}")
+        self._defined.impl(op, getattr(self, op), "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            f"{self.namespace}::{op}", getattr(self, f"_fake_{op}"), lib=self._defined
+        )
+
+    def _cache(self, planes: tuple[Tensor, ...]) -> Cache:
+        """The cache of these planes: the one that made them where they come from one."""
+        owner = getattr(planes[0], "kvgen_cache", None)
+        cache = owner() if owner is not None else None
+        if cache is not None and all(
+            mine is given for mine, given in zip(cache.planes.values(), planes, strict=True)
+        ):
+            return cache  # type: ignore[no-any-return]
+        stored = dict(zip(self._stored, planes, strict=False))
+        scales = dict(zip(self._static, planes[len(self._stored) :], strict=True))
+        given = {name.removesuffix("_scale"): tensor for name, tensor in scales.items()}
+        return self._library.adopt(scales=given or None, **stored)  # type: ignore[no-any-return]
+
+    def append(self, k: Tensor, v: Tensor, slots: Tensor, *planes: Tensor) -> None:
+        self._library.append(self._cache(planes), k, v, slots)
+
+    def decode(self, q: Tensor, *rest: Any, **options: Any) -> Any:
+        return self._attend(self._library.decode, q, rest, options)
+
+    def prefill(self, q: Tensor, *rest: Any, **options: Any) -> Any:
+        return self._attend(self._library.prefill, q, rest, options)
+
+    def _attend(self, run: Callable[..., Any], q: Tensor, rest: tuple[Any, ...], options: Any) -> Any:
+        count = len(self._stored + self._static)
+        return run(q, self._cache(rest[:count]), *rest[count:], **options)
+
+    def merge(self, outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+        return self._library.merge(outs, lses)  # type: ignore[no-any-return]
+
+    def copy(self, src: Tensor, dst: Tensor, *planes: Tensor) -> None:
+        self._library.copy(self._cache(planes), src, dst)
+
+    def gather(self, table: Tensor, kv_lens: Tensor, *planes: Tensor) -> tuple[Tensor, Tensor]:
+        return self._library.gather(self._cache(planes), table, kv_lens)  # type: ignore[no-any-return]
+
+    def _fake_append(self, *arguments: Tensor) -> None:
+        return None
+
+    _fake_copy = _fake_append
+
+    def _fake_decode(self, q: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        att = self._library.spec.attention
+        rows = q.shape[0]
+        return q.new_empty(rows, att.q_heads, att.v_head_dim), q.new_empty(
+            rows, att.q_heads, dtype=torch.float32
+        )
+
+    _fake_prefill = _fake_decode
+
+    def _fake_merge(self, outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+        return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+    def _fake_gather(self, table: Tensor, kv_lens: Tensor, *planes: Tensor) -> tuple[Tensor, Tensor]:
+        att = self._library.spec.attention
+        rows = torch.library.get_ctx().new_dynamic_size()  # the lengths' sum: a value, not a shape
+        dtype = torch_dtype(att.q_dtype)
+        k = table.new_empty(rows, att.kv_heads, att.head_dim, dtype=dtype)
+        return k, table.new_empty(rows, att.kv_heads, att.v_head_dim, dtype=dtype)
+
+
+_PAIR = "(Tensor, Tensor)"
+_OPTIONS = ", *, float? scale=None, int? num_threads=None"
+
+
+def _free(namespace: str, *, numbered: bool) -> str:
+    """``namespace`` if no other library of this process has it, else with the first free number behind it."""
+    if not namespace.isidentifier():
+        raise ArgumentError(f"namespace = {namespace!r}: give an identifier, such as my_kernels")
+    names = itertools.chain([namespace], (f"{namespace}_{number}" for number in itertools.count(2)))
+    found = next(name for name in names if name not in _taken) if numbered else namespace
+    if found in _taken:
+        raise ArgumentError(
+            f"namespace = {namespace!r}: another library of this process has it; give another"
+        )
+    _taken.add(found)
+    return found

@@ -1,0 +1,86 @@
+"""load: a live build or an exported folder -> ops to serve with, through one door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvgen.backends.cpu import artifact, isa
+from kvgen.backends.cpu.kernel import CpuKernel
+from kvgen.backends.cpu.loader import Library, open_library
+from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
+from kvgen.runtime.base import Launchable
+from kvgen.runtime.manifest import Exported, Manifest, read_manifest
+from kvgen.runtime.ops import CacheOps
+
+
+class ExportedLibrary(CacheOps):
+    """The ops of an exported folder on this machine's CPU. Binaries are verified before any is opened."""
+
+    def __init__(self, folder: Path, manifest: Manifest, target: str, *, checked: bool) -> None:
+        self.folder, self.manifest, self.target_name = folder, manifest, target
+        self.spec, self.record, self.checked = manifest.spec, manifest.record, checked
+        self._entries = {(kernel.op, kernel.variant): kernel for kernel in manifest.targets[target]}
+        for kernel in self._entries.values():
+            for binary in kernel.binaries:
+                binary.verify(folder)
+        self._kernels: dict[tuple[str, str], CpuKernel] = {}
+
+    def kernel(self, op: str, variant: str = "") -> Launchable:
+        """The kernel of ``op``, opened when first asked for."""
+        found = self._kernels.get((op, variant))
+        if found is None:
+            found = self._kernels[op, variant] = CpuKernel(self._entry(op, variant), self._open(op, variant))
+        return found
+
+    def source(self, op: str, variant: str = "") -> str:
+        """The readable source of ``op``, as exported."""
+        return self._entry(op, variant).source.verify(self.folder).read_text(encoding="utf-8")
+
+    def _entry(self, op: str, variant: str) -> Exported:
+        if (op, variant) in self._entries:
+            return self._entries[op, variant]
+        # An empty variant stands for the default: the one exported first.
+        for (name, _), kernel in self._entries.items():
+            if name == op and not variant:
+                return kernel
+        held = ", ".join(" ".join(key).strip() for key in self._entries)
+        raise UnsupportedError(f"{self.folder}: no kernel {op} {variant}; it holds {held}")
+
+    def _open(self, op: str, variant: str) -> Library:
+        entry = self._entry(op, variant)
+        return open_library(self.folder / entry.binaries[0].path, artifact.Sidecar(**entry.facts))
+
+
+def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = True) -> CacheOps:
+    """Ops to serve with: a live build as it is, or those of a folder that ``kvgen export`` wrote.
+
+    ``target``: ``cpu-avx512``, ...; by default the best that was exported and that this CPU can run.
+    ``checked``: look at lengths, page ids and slots. Raises ``ToolchainError`` for a damaged or altered
+    folder, ``UnsupportedError`` where nothing in it runs here.
+    """
+    if isinstance(source, CacheOps):
+        return source
+    if not isinstance(source, str | Path):
+        raise ArgumentError(f"source = {source!r}: give a library, or the folder of an exported one")
+    folder = Path(source)
+    manifest = read_manifest(folder)
+    held = [name for name in manifest.targets if name.startswith("cpu-")]
+    if target and target not in held:
+        raise ArgumentError(f"target = {target!r}: {folder} holds {', '.join(held) or 'no CPU kernels'}")
+    names = [target] if target else [name for name in _BEST_FIRST if name in held]
+    reasons = []
+    for name in names:
+        facts = [artifact.Sidecar(**kernel.facts) for kernel in manifest.targets[name]]
+        try:
+            for needs in facts:
+                isa.check_runnable(needs.requires, what=f"{folder} ({name})", arch=needs.arch)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            continue
+        return ExportedLibrary(folder, manifest, name, checked=checked)
+    if not names:
+        raise ToolchainError(f"{folder}: holds no CPU kernels; export with --target cpu")
+    raise UnsupportedError("; ".join(reasons))
+
+
+_BEST_FIRST = tuple(row.target for row in isa.ROWS.values())

@@ -1,0 +1,136 @@
+"""Manifest: what an exported folder holds, as its ``manifest.json`` says. Written by ``kvgen.export``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvgen.errors import ToolchainError
+from kvgen.ir import PageRecord, Schedule, Spec
+from kvgen.ir.plan import Arg
+
+SCHEMA = 1
+"""Version of the manifest's fields."""
+
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the folder and what must be in it."""
+
+    path: str
+    """Relative to the manifest, with forward slashes."""
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str, data: bytes) -> File:
+        """The record of a file with this content."""
+        return cls(path, len(data), hashlib.sha256(data).hexdigest())
+
+    def verify(self, folder: Path) -> Path:
+        """The file's full path, after reading it; ``ToolchainError`` where it is not what was exported."""
+        path = folder / self.path
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ToolchainError(f"{path}: {error.strerror}; export the library again") from error
+        if File.of(self.path, data) != self:
+            why = f"{len(data)} bytes instead of {self.size}" if len(data) != self.size else "content changed"
+            raise ToolchainError(
+                f"{path}: not the file that {NAME} vouches for ({why}); it is not used. Export again"
+            )
+        return path
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One kernel of one target."""
+
+    op: str
+    variant: str
+    entry: str
+    """Symbol of a CPU kernel, or the kernels of a Triton module in launch order, joined by ``+``."""
+    args: tuple[Arg, ...]
+    """Arguments in ABI order."""
+    schedule: Schedule
+    source: File
+    """The readable kernel."""
+    binaries: tuple[File, ...]
+    """CPU: one shared object. GPU: a cubin or hsaco for each kernel of the module."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """CPU: the sidecar of the build. GPU: by kernel, signature, warps, registers, spills, shared memory."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that an exported folder holds."""
+
+    kvgen: str
+    """Version that wrote it."""
+    spec: Spec
+    record: PageRecord
+    targets: Mapping[str, tuple[Exported, ...]]
+    """Kernels by target, e.g. ``cpu-avx512``."""
+
+    def dump(self) -> str:
+        """The manifest's text."""
+        body = {
+            "schema": SCHEMA,
+            "kvgen": self.kvgen,
+            "spec": self.spec.to_dict(),
+            "spec_sha256": self.spec.hash,
+            "page_record": self.record.to_dict(),
+            "targets": {
+                name: [asdict(kernel) | {"schedule": kernel.schedule.to_dict()} for kernel in kernels]
+                for name, kernels in self.targets.items()
+            },
+        }
+        return json.dumps(body, indent=1) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in ``folder``; ``ToolchainError`` says what is wrong with it."""
+    path = folder / NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ToolchainError(
+            f"{path}: {error.strerror}; give the folder of a package that `kvgen export` wrote"
+        ) from error
+    except ValueError as error:
+        raise ToolchainError(f"{path}: no JSON ({error}); export the library again") from error
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        has = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise ToolchainError(f"{path}: schema {has!r}, and this loader reads {SCHEMA}; export again")
+    try:
+        manifest = Manifest(
+            found["kvgen"],
+            Spec.from_dict(found["spec"]),
+            PageRecord.from_dict(found["page_record"]),
+            {name: tuple(map(_exported, kernels)) for name, kernels in found["targets"].items()},
+        )
+        expected = found["spec_sha256"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ToolchainError(f"{path}: damaged ({type(error).__name__}: {error}); export again") from error
+    if manifest.spec.hash != expected:
+        raise ToolchainError(f"{path}: its spec is not the one it was written for (sha256 differs)")
+    return manifest
+
+
+def _exported(values: Mapping[str, Any]) -> Exported:
+    return Exported(
+        values["op"],
+        values["variant"],
+        values["entry"],
+        tuple(Arg(**arg) for arg in values["args"]),
+        Schedule.of(values["schedule"]),
+        File(**values["source"]),
+        tuple(File(**binary) for binary in values["binaries"]),
+        values["facts"],
+    )

@@ -1,0 +1,133 @@
+"""The ops as torch sees them: exact mutation marks, fakes, and whole graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.errors import ArgumentError
+from kvgen.ir import Spec
+from kvgen.runtime.custom_ops import TorchOps
+from tests.support.engines import library
+from tests.support.specs import make_spec
+
+# f32: two planes of one type in one slab; int8: four planes of two types; head: scales that no op writes.
+SPECS = {
+    "f32": make_spec("f32", "f32", page_size=8, kv_heads=2, group=2, head_dim=32),
+    "int8": make_spec("int8-token", "int8-token", page_size=8, kv_heads=2, group=2, head_dim=32),
+    "static": make_spec("int8-head", "f32", page_size=8, kv_heads=2, group=2, head_dim=32),
+}
+
+
+class Case:
+    def __init__(self, spec: Spec) -> None:
+        self.lib = library("portable", spec)
+        noise = torch.Generator().manual_seed(3)
+        self.k, self.v = (torch.randn(3, 2, 32, generator=noise) for _ in "kv")
+        self.q = torch.randn(1, 4, 32, generator=noise)
+        self.slots = torch.tensor([8, 9, 10])
+        self.table, self.lens = (
+            torch.tensor([[1, 2]], dtype=torch.int32),
+            torch.tensor([3], dtype=torch.int32),
+        )
+        self.starts = torch.tensor([0, 1], dtype=torch.int32)
+        self.src, self.dst = torch.tensor([1], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+        self.outs, self.lses = (
+            torch.randn(2, 3, 4, 32, generator=noise),
+            torch.randn(2, 3, 4, generator=noise),
+        )
+
+    def cache(self) -> Any:
+        sides = [side for side in "kv" if self.lib.spec.cache.quant(side).static_scale]
+        return self.lib.new_cache(8, scales={side: [0.02, 0.03] for side in sides} or None)
+
+    def arguments(self, op: str, cache: Any) -> tuple[Any, ...]:
+        planes = tuple(cache.planes.values())
+        return {
+            "append": (self.k, self.v, self.slots, *planes),
+            "decode": (self.q, *planes, self.table, self.lens),
+            "prefill": (self.q, *planes, self.table, self.lens, self.starts),
+            "merge": (self.outs, self.lses),
+            "copy": (self.src, self.dst, *planes),
+            "gather": (self.table, self.lens, *planes),
+        }[op]
+
+
+@pytest.mark.parametrize("op", ["append", "decode", "prefill", "merge", "copy", "gather"])
+@pytest.mark.parametrize("name", SPECS)
+def test_opcheck(name: str, op: str) -> None:
+    case = Case(SPECS[name])
+    cache = case.cache()
+    found = getattr(cache.ops, op).default
+    assert set(torch.library.opcheck(found, case.arguments(op, cache)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_only_what_is_written_is_marked(name: str) -> None:
+    case = Case(SPECS[name])
+    cache = case.cache()
+    stored = {plane.name for plane in case.lib.record.planes}
+    for op in ("append", "copy", "decode", "prefill", "merge", "gather"):
+        schema = getattr(cache.ops, op).default._schema
+        marked = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        assert marked == (stored if op in ("append", "copy") else set())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_step_compiles_whole(name: str, backend: str) -> None:
+    case = Case(SPECS[name])
+    lib = case.lib
+
+    def step(cache: Any, q: Any) -> tuple[Any, ...]:
+        lib.append(cache, case.k, case.v, case.slots)
+        lib.copy(cache, case.src, case.dst)
+        out, lse = lib.decode(q * 2, cache, case.table, case.lens)
+        more, lse_more = lib.prefill(q, cache, case.table, case.lens, case.starts, scale=0.5)
+        both = lib.merge(torch.stack([out, more]), torch.stack([lse, lse_more]))
+        return *both, out + 1
+
+    plain, compiled = case.cache(), case.cache()
+    want = step(plain, case.q)
+    torch._dynamo.reset()
+    found = torch.compile(step, fullgraph=True, backend=backend)(compiled, case.q)
+    assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+    assert all(torch.equal(plain.planes[key], compiled.planes[key]) for key in plain.planes)
+    assert torch.equal(compiled.planes["k"][3], compiled.planes["k"][1])
+    assert compiled.planes["k"][1].any()
+
+
+def test_outputs_given_under_compile() -> None:
+    case = Case(SPECS["f32"])
+    cache, out, lse = case.cache(), torch.empty(1, 4, 32), torch.empty(1, 4)
+    case.lib.append(cache, case.k, case.v, case.slots)
+    want = case.lib.decode(case.q, cache, case.table, case.lens)
+
+    def step() -> Any:
+        return case.lib.decode(case.q, cache, case.table, case.lens, out=out, lse=lse, num_threads=1)
+
+    torch._dynamo.reset()
+    torch.compile(step, fullgraph=True, backend="aot_eager")()
+    assert torch.equal(out, want[0]) and torch.equal(lse, want[1])
+
+
+def test_planes_of_another_owner_are_adopted() -> None:
+    case = Case(SPECS["int8"])
+    cache = case.cache()
+    case.lib.append(cache, case.k, case.v, case.slots)
+    want = case.lib.decode(case.q, cache, case.table, case.lens)
+    mine = [plane.clone(memory_format=torch.preserve_format) for plane in cache.planes.values()]
+    found = cache.ops.decode(case.q, *mine, case.table, case.lens)
+    assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+
+
+def test_namespaces() -> None:
+    lib = library("portable", SPECS["f32"])
+    first, second = TorchOps(lib), TorchOps(lib)
+    assert first.namespace != second.namespace
+    with pytest.raises(ArgumentError, match="another library of this process has it"):
+        TorchOps(lib, first.namespace)
+    with pytest.raises(ArgumentError, match="give an identifier"):
+        TorchOps(lib, "a b")
