@@ -161,7 +161,7 @@ MERGES = ((0, ""), (1, ""), (2, ""), (5, ""), (3, " into the first state"), (3, 
 
 def _merge(library: Library, variant: str, seed: int) -> Iterator[Finding]:
     att, rng = library.spec.attention, np.random.default_rng(seed)
-    device = library._device()
+    device = library.device
     rows = 2 if library.target.interpreted else 5
     for states, where in MERGES:
         name = f"merge of {states} states{where}"
