@@ -29,7 +29,9 @@ def run(
         Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text; default: Python's help topics.")
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text to use.")] = 1536,
-    window: Annotated[int, typer.Option("--window", min=2, help="Tokens that see each other.")] = 512,
+    window: Annotated[
+        int | None, typer.Option("--window", min=2, help="Tokens that see each other; default 512.")
+    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

@@ -89,16 +89,17 @@ def measure(
     specs: Sequence[Spec],
     *,
     name: str = "model",
-    window: int = 512,
+    window: int | None = None,
     advance: Advance = lambda pages, done, total: None,
 ) -> Report:
     """Run ``tokens`` through ``reference`` (f32 pages) and each of ``specs``, in windows of so many tokens.
 
-    Every window begins anew at position 0. Raises ``ArgumentError`` for a text or window that is too short
+    The default is 512, or all positions of a model with fewer. Every window begins anew at position 0. Raises ``ArgumentError`` for a text or window that is too short
     or longer than the model's positions.
     """
     import torch
 
+    window = min(512, model.max_positions) if window is None else window
     if not 2 <= window <= model.max_positions:
         raise ArgumentError(f"window = {window}: give 2 to {model.max_positions} tokens")
     if len(tokens) < 2:

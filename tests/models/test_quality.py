@@ -1,0 +1,103 @@
+"""What pages in fewer bits cost: the figures against their definitions, and their order."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kvgen.errors import ArgumentError
+from kvgen.models import quality
+from kvgen.models.checkpoint import load_model
+from kvgen.models.extras import installed
+from kvgen.models.quality import default_text, measure
+from kvgen.models.shape import PAGES, ModelShape, spec_for
+from tests.support.checkpoints import VOCABULARY, seeded
+
+pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return load_model(checkpoint("gqa-tied"))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    with seeded(2):
+        return torch.randint(VOCABULARY, (90,)).tolist()
+
+
+def test_fewer_bits_cost_more(model, tokens) -> None:
+    specs = [spec_for(model.shape, pages) for pages in PAGES]
+    report = measure(model, tokens, specs[0], specs, window=40, name="tiny")
+    same, bf16, int8 = report.rows
+    assert (same.kl_nats, same.kl_largest, same.top1_agreement) == (0, 0, 1)
+    assert same.perplexity == report.perplexity
+    assert 0 < bf16.kl_nats < int8.kl_nats < 0.1
+    assert bf16.kl_nats < bf16.kl_largest and int8.top1_agreement > 0.9
+    assert (report.model, report.tokens, report.window) == ("tiny", 90, 40)
+    # 2 layers, K and V, 2 heads, 16 elements; int8 has a scale of 4 bytes for each head and token.
+    assert [row.bytes_per_token for row in report.rows] == [512, 256, 160]
+
+
+def test_the_perplexity_is_that_of_transformers(model, tokens) -> None:
+    report = measure(model, tokens[:41], spec_for(model.shape), [], window=40)
+    assert report.tokens == 40, "a last window of one token predicts nothing"
+    model.module.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            logits = model.module(torch.tensor([tokens[:40]])).logits[0, :-1]
+    finally:
+        model.module.set_attn_implementation("kvgen")
+    loss = functional.cross_entropy(logits, torch.tensor(tokens[1:40]))
+    assert report.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
+    kl = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    logits = {"model-f32": torch.log(p).repeat(4, 1), "model-bf16": torch.log(torch.stack([p, q, q, q]))}
+
+    class Known:
+        bytes_per_token = 0
+
+        def __init__(self, model, spec, window):
+            self.spec = spec
+
+        def logits(self, tokens):
+            return logits[self.spec.name]
+
+    monkeypatch.setattr(quality, "_Runner", Known)
+    monkeypatch.setattr(quality, "ROWS", 3)
+    shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=16, vocab_size=3, max_positions=8)
+    specs = [spec_for(shape, pages) for pages in ("f32", "bf16")]
+    report = measure(SimpleNamespace(max_positions=8), [0, 0, 1, 2], specs[0], specs[1:], window=4)
+    (row,) = report.rows
+    assert row.kl_nats == pytest.approx(3 / 4 * kl)
+    assert row.kl_largest == pytest.approx(kl)
+    assert row.top1_agreement == 1 / 4
+    assert report.perplexity == pytest.approx((2 * 4 * 4) ** (1 / 3))
+    assert row.perplexity == pytest.approx((2 * 2 * 4) ** (1 / 3))
+
+
+@pytest.mark.parametrize("window", [1, 257])
+def test_windows_that_cannot_be(model, tokens, window: int) -> None:
+    with pytest.raises(ArgumentError, match="2 to 256"):
+        measure(model, tokens, spec_for(model.shape), [], window=window)
+
+
+def test_the_window_of_a_short_model(model, tokens) -> None:
+    assert measure(model, tokens[:3], spec_for(model.shape), []).window == 256
+
+
+def test_a_text_of_one_token(model) -> None:
+    with pytest.raises(ArgumentError, match="at least 2"):
+        measure(model, [1], spec_for(model.shape), [])
+
+
+def test_there_is_a_text_with_every_python() -> None:
+    assert len(default_text()) > 100_000
