@@ -48,11 +48,11 @@ def _bar() -> Iterator[Advance]:
 
 
 def _lines() -> Advance:
-    last: list[str] = []
+    told: set[str] = set()
 
     def advance(stage: str, done: int, total: int, note: str) -> None:
-        if [stage] != last:
-            last[:] = [stage]
+        if stage not in told:  # stages alternate while the tuner moves from the best to its neighbours
+            told.add(stage)
             count = f" ({total})" if total > 1 else ""
             print(f"{stage}{count or (note and f': {note}')}", file=sys.stderr, flush=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,19 +19,22 @@ from kvgen.commands.options import (
     read_spec,
 )
 from kvgen.commands.progress import progress
+from kvgen.commands.tune_report import duration, print_report
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kvgen.ir import Schedule
-    from kvgen.tune.outcome import OpReport, Step, TuneReport
+    from kvgen.ir import Spec
+    from kvgen.ir.schedule import Knob
+    from kvgen.tune.outcome import Step, TuneReport
 
 EFFORTS = ("quick", "full")
-UNITS = {1.0: "s", 1e-3: "ms", 1e-6: "us", 1e-9: "ns", 1e-12: "ps"}
-
-PREDICTED = (
-    "Predicted: ps per KV token and KV head (decode, prefill), per row or per element, from the compiled "
-    "binaries and data-sheet figures. Nothing was run."
-)
+STAGES = {
+    "prove": "compile and check",
+    "race": "race",
+    "final": "compare the finalists with the default",
+    "done": "done",
+}
+"""Words for the stages of an op."""
 
 
 def run(
@@ -45,25 +48,33 @@ def run(
     cache_dir: Annotated[
         Path | None, typer.Option("--cache-dir", metavar="DIR", help="Where winners are kept.")
     ] = None,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="Tune nothing; say which ops the cache holds, and why not the others."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Generate, prove and tune the kernels; keep the winners.
 
     Every candidate that is timed has been compared with the float64 oracle first. Targets whose device is
     not here are ranked by a model over the compiled binaries, and marked "predicted". kvgen.build uses the
-    winners from then on. An op that was finished before is not done again.
+    winners from then on. An op that was finished before is not done again; of one that was interrupted, what
+    its log holds is not.
     """
     if effort not in EFFORTS:
         raise ArgumentError(f"--effort {effort}: give one of {', '.join(EFFORTS)}")
     ops, pins = chosen_ops(op), read_pins(pin)
     loaded = read_spec(spec)
+    if why:
+        explain(loaded, target, effort, ops, pins, cache_dir, as_json)
+        return
     from kvgen.tune.tuner import tune
 
     with progress(quiet=as_json) as advance:
 
         def told(step: Step) -> None:
             done, total = (1, 1) if step.stage == "done" else (step.done, step.total)
-            advance(f"{step.op}: {step.stage}", done, total, _best(step))
+            advance(f"{step.op}: {STAGES[step.stage]}", done, total, _best(step))
 
         report = tune(loaded, target, effort=effort, ops=ops, pins=pins, progress=told, cache_dir=cache_dir)
     if as_json:
@@ -71,6 +82,34 @@ def run(
         return
     print_report(report)
     output.line(f"Winners are kept in {_folder(cache_dir, report)}")
+
+
+def explain(
+    spec: Spec,
+    target: str,
+    effort: str,
+    ops: tuple[str, ...],
+    pins: dict[str, dict[str, Knob]],
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Print which ops are hits, and what made each miss."""
+    from kvgen.resolve import resolve_target
+    from kvgen.tune.why import why
+
+    resolved = resolve_target(target)
+    reasons = why(spec, resolved, effort=effort, ops=ops, pins=pins, cache_dir=cache_dir)
+    if as_json:
+        head = {"spec": spec.name, "spec_hash": spec.hash, "target": resolved.name, "effort": effort}
+        output.print_json(head | {"ops": [reason.to_dict() for reason in reasons]})
+        return
+    rows = [(reason.op, "hit" if reason.hit else "miss", str(reason)) for reason in reasons]
+    title = f"{spec.name} ({spec.hash8}) on {resolved.name}, {effort}"
+    output.table(("op", "cache", "because"), rows, title=title)
+    if near := [reason for reason in reasons if reason.nearest and not reason.hit]:
+        output.line()
+        for reason in near:
+            output.line(f"{reason.op} was compared with {reason.nearest}")
 
 
 def _folder(cache_dir: Path | None, report: TuneReport) -> Path:
@@ -84,90 +123,3 @@ def _best(step: Step) -> str:
         return ""
     default = f", default {duration(step.default_s)}" if step.default_s else ""
     return f"best {duration(step.best_s)}{default}"
-
-
-def print_report(report: TuneReport) -> None:
-    """One row for each op, then one for each workload where an op has several."""
-    predicted = any(found.how == "predicted" for found in report.ops)
-    unit = 1e-12 if predicted else 1e-6
-    names = [f"default {UNITS[unit]}", f"tuned {UNITS[unit]}", "speed-up"]
-    columns = ["op", *names, "tried/ok/bad", "how", "what changed"]
-    rows = [
-        [
-            found.op,
-            scaled(found.default_s, unit),
-            scaled(found.winner_s, unit),
-            times(found.speedup),
-            "-" if found.cached else "/".join(map(str, counts(found))),
-            "kept" if found.cached else found.how,
-            changes(found.default, found.winner),
-        ]
-        for found in report.ops
-    ]
-    title = (
-        f"{report.spec} ({report.spec_hash[:8]}) on {report.target}, {report.effort}, {report.seconds:.0f} s"
-    )
-    if len({row[5] for row in rows}) == 1:  # said once, it leaves room for what changed
-        title += f", {rows[0][5]}"
-        columns, rows = [*columns[:5], columns[6]], [[*row[:5], row[6]] for row in rows]
-    output.table(columns, rows, title=title, right=columns[1:5])
-    workloads = [
-        (
-            found.op,
-            bucket.bucket,
-            scaled(bucket.default_s, unit),
-            scaled(bucket.winner_s, unit),
-            times(_ratio(bucket.default_s, bucket.winner_s)),
-        )
-        for found in report.ops
-        if len(found.buckets) > 1 and not predicted  # a prediction is the same for all
-        for bucket in found.buckets
-    ]
-    if workloads:
-        output.table(("op", "workload", *names), workloads, title="By workload", right=names)
-    output.line()
-    failed = {name: count for name, count in report.outcomes.items() if name not in ("ok", "duplicate")}
-    if failed:
-        output.line(f"Failed candidates: {', '.join(f'{n} {name}' for name, n in failed.items())}")
-    if any(found.cached for found in report.ops):
-        output.line("Kept: tuned before for the same spec, target and kernels; nothing was done again.")
-    if predicted:
-        output.line(PREDICTED)
-
-
-def counts(found: OpReport) -> tuple[int, int, int]:
-    """Candidates tried, right, and failed. A duplicate was tried by its twin."""
-    total, right = sum(found.outcomes.values()), found.outcomes.get("ok", 0)
-    return total, right, total - right - found.outcomes.get("duplicate", 0)
-
-
-def changes(default: Schedule, winner: Schedule) -> str:
-    """The knobs in which the winner differs from the default."""
-    before, after = default.to_dict(), winner.to_dict()
-    changed = [
-        f"{knob} {before.get(knob)}->{value}" for knob, value in after.items() if before.get(knob) != value
-    ]
-    return ", ".join(changed) or "nothing"
-
-
-def scaled(seconds: float | None, unit: float) -> str:
-    """A time in a unit of so many seconds, with three digits or more."""
-    if seconds is None:
-        return "-"
-    value = seconds / unit
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it: ``87.3 us``."""
-    unit = next((size for size in UNITS if seconds >= size), min(UNITS))
-    return f"{scaled(seconds, unit)} {UNITS[unit]}"
-
-
-def times(speedup: float | None) -> str:
-    """``1.62x``."""
-    return "-" if speedup is None else f"{speedup:.2f}x"
-
-
-def _ratio(default_s: float | None, winner_s: float | None) -> Any:
-    return default_s / winner_s if default_s and winner_s else None

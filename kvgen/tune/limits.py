@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPILE = (20.0, 10.0, 120.0)
+COMPILE = (20.0, 8.0, 120.0)
 """(floor, factor, cap) of one compile, in seconds."""
 
-CHECK = (8.0, 10.0, 60.0)
+CHECK = (8.0, 4.0, 60.0)
 """The same of one check."""
 
 RACE = (6.0, 6.0, 60.0)

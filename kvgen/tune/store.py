@@ -108,20 +108,33 @@ def read(
     """
     refuse = paths.set_aside if local else warn
     try:
+        return _load(path, key, space, facts)
+    except _BadError as error:
+        refuse(path, str(error))
+        return None
+
+
+def fault(path: Path, key: Key, space: Space, facts: Mapping[str, Knob]) -> str:
+    """What is wrong with a file, in the words of ``read``; empty where nothing is. Leaves it alone."""
+    try:
+        return "" if _load(path, key, space, facts) else "it is gone"
+    except _BadError as error:
+        return f"it {error}"
+
+
+def _load(path: Path, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winners | None:
+    try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, an endless number or nesting
-        refuse(path, f"is no tuning record ({error})")
-        return None
+        raise _BadError(f"is no tuning record ({error})") from None
     except OSError as error:
-        refuse(path, f"cannot be read ({error.strerror})")
-        return None
+        raise _BadError(f"cannot be read ({error.strerror})") from None
     try:
         return _parse(raw, key, space, facts)
     except _BadError as error:
-        refuse(path, f"is not what its name says: {error}")
-        return None
+        raise _BadError(f"is not what its name says: {error}") from None
 
 
 def write(winners: Winners, key: Key, *, cache_dir: Path | None = None) -> Path:

@@ -34,6 +34,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short races on tiny workloads."""
     monkeypatch.setattr(judge_cpu, "BUDGET_S", {"quick": 0.01, "full": 0.01})
     monkeypatch.setattr(judge_cpu, "DUEL_S", {"quick": 0.05, "full": 0.05})
+    monkeypatch.setattr(judge_cpu, "OP_S", {"quick": {}, "full": {}})
     sizes = {
         "append": ((8,),),
         "decode": ((1, 40), (2, 80)),
