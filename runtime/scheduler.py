@@ -78,8 +78,9 @@ class Scheduler:
         for request in sorted(self.running, key=lambda request: not request.decoding):
             if budget and request not in plan.preempted:
                 budget -= self._schedule(request, budget, plan)
-        # Whoever was preempted just now must not be let in again with the pages that it gave up.
-        while budget and not plan.preempted and self.waiting and self._fits(self.waiting[0]):
+        # With budget left no running prompt lacks pages, so the free ones are promised to nobody. What a
+        # preempted request gave up did not suffice with them for an older one: it is too little for itself.
+        while budget and self.waiting and self._fits(self.waiting[0]):
             request = self.waiting.pop(0)
             self.running.append(request)
             self.running.sort(key=by_age)
@@ -90,11 +91,8 @@ class Scheduler:
         """Whether all tokens of a waiting request fit, and a page more where it may come to need one."""
         if len(self.running) >= self.max_batch:
             return False
-        pages, pool = self.store.pages, self.store.pool
-        need = min(pages(len(request.tokens)) + 1, pages(request.limit))
-        # Prompts that are let in take their pages chunk by chunk: what they still lack is not free.
-        promised = sum(pages(len(other.tokens)) - other.sequence.num_pages for other in self.running)
-        return need <= pool.free - promised
+        pages = self.store.pages
+        return min(pages(len(request.tokens)) + 1, pages(request.limit)) <= self.store.pool.free
 
     def _schedule(self, request: Request, budget: int, plan: Plan) -> int:
         """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages."""

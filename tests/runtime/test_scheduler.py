@@ -33,12 +33,20 @@ class Queue:
         self.scheduler.add(request)
         self.count += 1
 
+    def fork(self, at: int, new: int) -> None:
+        parent = self.scheduler.running[at]
+        tokens, decoding = list(parent.tokens), parent.decoding
+        limit, sequence = len(tokens) + new, parent.sequence.fork()
+        request = Request(self.count, tokens, limit, Greedy(), frozenset(), sequence, decoding)
+        self.scheduler.add(request)
+        self.count += 1
+
     def step(self) -> tuple[list[tuple[int, int]], list[int]]:
         """(id, rows) of each request that computes, in the step's order, and the ids of the preempted."""
         plan = Plan()
         self.scheduler.fill(plan)
         for request, rows in plan.work:
-            assert rows.sample == (not request.pending)
+            assert request in self.scheduler.running and rows.sample == (not request.pending)
             if rows.sample:
                 request.tokens.append(0)
                 request.decoding = True
@@ -65,6 +73,28 @@ def test_decodes_go_first_then_prompts_in_pieces() -> None:
     assert queue.step()[0] == [(0, 4), (1, 3), (2, 1)]
     assert queue.step()[0] == [(0, 1), (1, 1), (2, 1), (3, 5)]
     assert queue.step()[0] == [(0, 1), (1, 1), (2, 1), (3, 5)]
+
+
+def test_a_younger_fork_decodes_before_an_older_prompt() -> None:
+    queue = Queue(64, (4, 9), (20, 5), chunk=8)
+    assert queue.step()[0] == [(0, 4), (1, 4)]
+    queue.fork(0, 5)
+    assert queue.step()[0] == [(0, 1), (2, 1), (1, 6)]
+
+
+def test_a_fork_that_gives_way_to_an_older_prompt_leaves_the_step() -> None:
+    queue = Queue(7, (4, 20), (16, 4), max_batch=4, chunk=4)
+    queue.step()
+    queue.step()
+    queue.fork(0, 9)
+    queue.fork(0, 9)
+    gone = []
+    for _ in range(6):
+        work, preempted = queue.step()
+        assert not {request for request, _ in work} & set(preempted)
+        gone += [(len(work), preempted)] if preempted else []
+    assert gone == [(3, [3]), (2, [2])]
+    assert sorted(queue.drain()[0]) == [0, 1, 2, 3]
 
 
 def test_requests_with_many_rows_stand_last() -> None:

@@ -79,4 +79,4 @@ class Stress(RuleBasedStateMachine):
 
 
 TestStress = Stress.TestCase
-TestStress.settings = settings(max_examples=40, stateful_step_count=30)
+TestStress.settings = settings(max_examples=30, stateful_step_count=30)

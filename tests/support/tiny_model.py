@@ -121,6 +121,7 @@ def check_pages(engine: Engine) -> None:
     held = Counter(page for request in scheduler.running for page in request.sequence.table.tolist())
     assert [pool.holders(page) for page in range(pool.total)] == [held[page] for page in range(pool.total)]
     assert pool.used == len(held) and pool.free + pool.used == pool.total
+    assert len(scheduler.running) <= scheduler.max_batch
     assert not any(request.sequence.num_pages for request in scheduler.waiting)
     for request in scheduler.running:
         assert request.sequence.num_pages == engine.store.pages(request.sequence.length)
