@@ -94,8 +94,8 @@ def measure(
 ) -> Report:
     """Run ``tokens`` through ``reference`` (f32 pages) and each of ``specs``, in windows of so many tokens.
 
-    The default is 512, or all positions of a model with fewer. Every window begins anew at position 0. Raises ``ArgumentError`` for a text or window that is too short
-    or longer than the model's positions.
+    The default is 512, or all positions of a model with fewer. Every window begins anew at position 0.
+    Raises ``ArgumentError`` for a text or window that is too short or longer than the model's positions.
     """
     import torch
 

