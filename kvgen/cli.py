@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import bench, doctor, explain, generate, listing, quality, run, show, tune, verify
+from kvgen.commands import bench, doctor, explain, export, generate, listing, quality, run, show, tune, verify
 from kvgen.commands.failures import guarded
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show.run,
     "explain": explain.run,
     "generate": generate.run,
+    "export": export.run,
     "verify": verify.run,
     "bench": bench.run,
     "run": run.run,
