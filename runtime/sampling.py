@@ -47,27 +47,41 @@ class Sampled:
     def draw(self, logits_V: np.ndarray, position: int) -> int:
         """The token at ``position``, from logits whose highest is finite."""
         scores = logits_V.astype(np.float64)
-        scores = (scores - scores.max()) / self.temperature
-        ids = self._likeliest(scores)
-        sums = np.cumsum(np.exp(scores[ids]))
-        if self.top_p < 1:
-            # searchsorted finds the token with which the sum reaches top_p; it belongs in.
-            sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]
+        weights = np.exp((scores - scores.max()) / self.temperature)
+        ids = self._keep(weights)
+        sums = np.cumsum(weights[ids])
         at = int(np.searchsorted(sums, self._uniform(position) * sums[-1], side="right"))
-        return int(ids[min(at, len(sums) - 1)])
+        return int(ids[min(at, len(ids) - 1)])
 
-    def _likeliest(self, scores: np.ndarray) -> np.ndarray:
-        """Tokens that top_k keeps, likeliest first (of equal ones the lower id) if the order matters."""
-        k = min(self.top_k, len(scores)) or len(scores)
-        if k == len(scores) and self.top_p == 1:
-            return np.arange(k)
-        found = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
-        return found[np.argsort(-scores[found], kind="stable")][:k]
+    def _keep(self, weights: np.ndarray) -> np.ndarray:
+        """Ids of the tokens that the cuts leave, likeliest first where anything is cut."""
+        count = min(self.top_k or len(weights), len(weights))
+        if self.top_p == 1:
+            return np.arange(count) if count == len(weights) else _heaviest(weights, count)
+        if self.top_k:
+            ids = _heaviest(weights, count)
+            return ids[: _reach(weights[ids], self.top_p * weights[ids].sum())]
+        # A few tokens have most of the weight as a rule, and sorting all takes milliseconds.
+        ids = _heaviest(weights, min(512, count))
+        if weights[ids].sum() < self.top_p * weights.sum():
+            ids = _heaviest(weights, count)
+        return ids[: _reach(weights[ids], self.top_p * weights.sum())]
 
     def _uniform(self, position: int) -> float:
         """A number in [0, 1) that seed and position alone decide (a counter-based generator)."""
         bits = int(np.random.Philox(key=self.seed, counter=position).random_raw())
         return (bits >> 11) * 2.0**-53
+
+
+def _heaviest(weights: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the ``count`` largest weights, largest first; of equal ones the lower ids."""
+    found = np.flatnonzero(weights >= np.partition(weights, -count)[-count])
+    return found[np.argsort(-weights[found], kind="stable")][:count]
+
+
+def _reach(weights: np.ndarray, share: float) -> int:
+    """How many of ``weights``, from the first on, sum to ``share``: at least one."""
+    return int(np.searchsorted(np.cumsum(weights), share)) + 1
 
 
 Sampling = Greedy | Sampled

@@ -13,7 +13,8 @@ from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import DECODE_ROWS, Rows, Step, build_step
 from tests.support.engines import engine_params, library
 from tests.support.specs import make_spec
-from tests.support.tiny_model import SPEC, exact_attention, poison
+from tests.support.tiny_engine import poison
+from tests.support.tiny_model import SPEC, exact_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,6 +91,22 @@ def test_the_interpreted_kernels_agree() -> None:
 def test_line_21_a_whole_prompt_beside_one_with_400_cached_keys() -> None:
     batch = Batch(library("portable", SPEC), (0, 1000), (400, 100), pages=400)
     torch.testing.assert_close(batch.attend(batch.step()).double(), batch.exact(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, without", [("decode", [True]), ("few rows", [False]), ("prefill", [])])
+def test_decode_takes_starts_only_where_a_request_has_several_rows(
+    name: str, without: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, starts = Batch(library("portable", SPEC), *SHAPES[name]), []
+    decode = batch.lib.decode
+
+    def spy(*args: Any, **options: Any) -> Any:
+        starts.append(args[4])
+        return decode(*args, **options)
+
+    monkeypatch.setattr(batch.lib, "decode", spy)
+    batch.attend(batch.step())
+    assert [given is None for given in starts] == without
 
 
 def test_what_stands_behind_a_requests_pages_means_nothing() -> None:

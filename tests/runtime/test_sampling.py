@@ -54,6 +54,16 @@ def test_of_equal_logits_top_k_keeps_the_lower_ids() -> None:
     assert set(np.flatnonzero(found).tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("top_p, kept", [(0.1, 200), (0.5, 1000), (0.9999, 2000)])
+def test_a_nucleus_may_be_large(top_p: float, kept: int) -> None:
+    # Falling so slowly that every token counts; ids shuffled by an odd factor.
+    logits = np.zeros(2000, np.float32)
+    logits[np.arange(2000) * 7 % 2000] = np.linspace(1e-3, 0, 2000)
+    found = np.flatnonzero(draws(Sampled(top_p=top_p), logits, 3000))
+    ranks = np.argsort(np.argsort(-logits, kind="stable"))[found]
+    assert kept * 0.98 < ranks.max() < kept + 2
+
+
 def test_impossible_tokens_are_never_drawn() -> None:
     found = draws(Sampled(temperature=100.0), np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32), 500)
     assert set(np.flatnonzero(found).tolist()) == {1, 3}

@@ -16,7 +16,7 @@ from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import Rows, build_step
 from tests.support.engines import library
 from tests.support.specs import make_spec
-from tests.support.tiny_model import poison
+from tests.support.tiny_engine import poison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvgen.runtime.engine import Engine
 from tests.support.engines import library
-from tests.support.tiny_model import SPEC, TinyModel, check_pages, poison, prompts
+from tests.support.tiny_engine import check_pages, poison
+from tests.support.tiny_model import SPEC, TinyModel, prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from kvgen.ir import Spec
 from kvgen.runtime.attend import attend
 from kvgen.runtime.cache import Cache
-from kvgen.runtime.engine import Engine
 from kvgen.runtime.step import Step
 from tests.support.specs import make_spec
 
@@ -106,25 +104,3 @@ def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     """Random prompts of these lengths."""
     g = torch.Generator().manual_seed(seed)
     return [torch.randint(TinyModel.vocab_size, (n,), generator=g).tolist() for n in lengths]
-
-
-def poison(caches: Sequence[Cache]) -> None:
-    """Make every byte of every page 0xFF, which is NaN in all float formats."""
-    for cache in caches:
-        for pool in cache.pools.values():
-            pool.fill_(255)
-
-
-def check_pages(engine: Engine) -> None:
-    """Every page is free or held by exactly the running requests that list it; who waits holds none."""
-    pool, scheduler = engine.store.pool, engine.scheduler
-    held = Counter(page for request in scheduler.running for page in request.sequence.table.tolist())
-    assert [pool.holders(page) for page in range(pool.total)] == [held[page] for page in range(pool.total)]
-    assert pool.used == len(held) and pool.free + pool.used == pool.total
-    assert len(scheduler.running) <= scheduler.max_batch
-    assert not any(request.sequence.num_pages for request in scheduler.waiting)
-    for request in scheduler.running:
-        assert request.sequence.num_pages == engine.store.pages(request.sequence.length)
-    for queue in (scheduler.running, scheduler.waiting):
-        ids = [request.id for request in queue]
-        assert ids == sorted(set(ids)), "oldest first"
