@@ -106,7 +106,10 @@ class Engine:
         return True
 
     def step(self) -> list[Event]:
-        """Compute the next step and tell what happened. If the model raises, the step can be tried again."""
+        """Compute the next step and tell what happened.
+
+        If the model raises, the step can be tried again; only its ``preempted`` events are not told.
+        """
         plan = Plan()
         try:
             self.scheduler.fill(plan)

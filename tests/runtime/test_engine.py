@@ -51,6 +51,18 @@ def test_stored_formats_give_the_same_tokens_however_batched(format: str) -> Non
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("page_size, num_pages", [(1, 33), (5, 8), (32, 2)])
+def test_pages_of_any_size(page_size: int, num_pages: int) -> None:
+    spec = make_spec("f32", "f32", page_size=page_size, kv_heads=2, group=2, head_dim=16)
+    engine = new_engine(num_pages, spec, max_batch=3, chunk=11)
+    ids = [engine.add(prompt, max_new_tokens=COUNT) for prompt in PROMPTS]
+    events = engine.step() + engine.step()
+    child, said = engine.fork(ids[1]), len(tokens(events, ids[1]))
+    events += run(engine)
+    assert [tokens(events, i) for i in ids] == exact()
+    assert said and tokens(events, child) == exact()[1][said:]
+
+
 def test_events_tell_the_whole_story() -> None:
     engine = new_engine(chunk=10, max_batch=2)
     one, two = (engine.add(prompt, max_new_tokens=3) for prompt in PROMPTS[2:4])
