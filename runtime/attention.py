@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvgen.backends.cpu import machine
 from kvgen.errors import ArgumentError
 from kvgen.runtime import arguments as check
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
 
 if TYPE_CHECKING:
-    from kvgen.runtime.quick import Calls
+    pass
 
 
 class AttentionOps(OpsBase):
@@ -124,26 +123,9 @@ class AttentionOps(OpsBase):
         values = self._attention(q, cache, table, kv_lens, q_starts, scale, params, num_threads)
         made = self._run(op, variant, values, out, lse, workspace)
         if calls is not None and made[0].shape[0]:
-            self._remember(op, variant, calls, (*tensors[:4], *made), tensors, values, scale)
+            kernel = self.kernel(op, variant)
+            self._remember(op, kernel, calls, (*tensors[:4], *made), tensors, values, scale)
         return made
-
-    def _remember(
-        self,
-        op: str,
-        variant: str,
-        calls: Calls,
-        made: tuple[Tensor | None, ...],
-        given: tuple[Tensor | None, ...],
-        values: dict[str, Any],
-        scale: Any,
-    ) -> None:
-        """Keep a call that was checked, where its kernel can be called by addresses."""
-        from kvgen.runtime import quick
-
-        prepare = getattr(self.kernel(op, variant), "prepare", None)
-        key = quick.call_key(self.serial, op, given, scale, machine.num_threads(values["num_threads"]))
-        if prepare is not None and key is not None:
-            calls.put(key, prepare(values, quick.NUMBERS), made)
 
     def _attention(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvgen.backends.cpu import machine
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
 from kvgen.runtime import arguments as check
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvgen.runtime.custom_ops import TorchOps
+    from kvgen.runtime.quick import Calls
 
 Tensor = Any
 """A torch tensor (torch is imported only when an op runs)."""
@@ -106,6 +108,29 @@ class OpsBase:
         else:
             check.need("lse", lse, (torch.float32,), (rows, att.q_heads), device)
         return out, lse
+
+    def _remember(
+        self,
+        op: str,
+        kernel: Launchable,
+        calls: Calls,
+        made: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...],
+        values: Mapping[str, Any],
+        scale: Any = None,
+    ) -> None:
+        """Keep a call that was checked, where its kernel can be called by addresses.
+
+        ``given``: its tensors as they came; ``made``: the same with the outputs that were allocated.
+        """
+        from kvgen.runtime import quick
+
+        prepare = getattr(kernel, "prepare", None)
+        threads = machine.num_threads(values.get("num_threads"))
+        key = quick.call_key(self.serial, op, given, scale, threads)
+        if prepare is not None and key is not None:
+            names = quick.APPENDED if op == "append" else quick.NUMBERS
+            calls.put(key, prepare(values, names), made)
 
     def _own(self, cache: Cache) -> None:
         if not isinstance(cache, Cache):

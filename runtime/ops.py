@@ -30,6 +30,9 @@ class CacheOps(AttentionOps):
         if isinstance(cache, Cache) and cache.traced():
             cache.ops.append(k_THD, v_THD, slots_T, *cache.planes.values())
             return
+        calls = cache.calls if isinstance(cache, Cache) else None
+        if calls is not None and calls.append(self, k_THD, v_THD, slots_T):
+            return
         self._own(cache)
         import torch
 
@@ -43,19 +46,21 @@ class CacheOps(AttentionOps):
             check.check_slots(slots_T, cache.capacity)
         if not tokens:
             return
-        self.kernel("append", dtype_name(k_THD.dtype)).launch(
-            {
-                **cache.arguments(),
-                "k_new": k_THD,
-                "k_new_stride_tok": k_THD.stride(0),
-                "k_new_stride_head": k_THD.stride(1),
-                "v_new": v_THD,
-                "v_new_stride_tok": v_THD.stride(0),
-                "v_new_stride_head": v_THD.stride(1),
-                "slots": slots_T,
-                "num_tokens": tokens,
-            }
-        )
+        kernel = self.kernel("append", dtype_name(k_THD.dtype))
+        values = {
+            **cache.arguments(),
+            "k_new": k_THD,
+            "k_new_stride_tok": k_THD.stride(0),
+            "k_new_stride_head": k_THD.stride(1),
+            "v_new": v_THD,
+            "v_new_stride_tok": v_THD.stride(0),
+            "v_new_stride_head": v_THD.stride(1),
+            "slots": slots_T,
+            "num_tokens": tokens,
+        }
+        kernel.launch(values)
+        if calls is not None:
+            self._remember("append", kernel, calls, (k_THD, v_THD, slots_T), (k_THD, v_THD, slots_T), values)
 
     def merge(
         self, outs_NTHD: Tensor, lses_NTH: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None

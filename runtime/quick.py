@@ -1,4 +1,4 @@
-"""quick: attention calls on the CPU whose shapes were seen before.
+"""quick: appends and attention calls on the CPU whose shapes were seen before.
 
 The first call of a shape goes through every check of ``arguments`` and leaves a ``Known``: the kernel's
 arguments, packed, but for addresses. The next one compares what those checks look at (a key of types,
@@ -23,6 +23,9 @@ from kvgen.backends.cpu import machine
 
 NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", "max_q_len")
 """What every call brings anew: addresses, and a number that follows from values."""
+
+APPENDED = ("k_new", "v_new", "slots", *[""] * 5)
+"""The same for append, filled up to the eight numbers that a struct is bound with."""
 
 LIMIT = 256
 """Most shapes remembered by one cache; a server's batches come in no more than a few dozen."""
@@ -60,22 +63,34 @@ class Calls:
         self._num_pages = num_pages
         self._known: dict[Hashable, Known] = {}
 
-    def put(
-        self,
-        key: Hashable,
-        call: Call,
-        tensors: tuple[Tensor | None, ...],
-    ) -> None:
+    def put(self, key: Hashable, call: Call, tensors: tuple[Tensor | None, ...]) -> None:
         """Remember a call that was checked; all are forgotten when there are too many.
 
-        ``tensors``: q, q_starts, page_table, kv_lens, out, lse; out and lse as they were made.
+        ``tensors``: q, q_starts, page_table, kv_lens, out, lse, with out and lse as they were made; or
+        those of an append.
         """
         if len(self._known) >= LIMIT:
             self._known.clear()
-        *_, out, lse = tensors
-        if out is not None and lse is not None:
-            reaches = tuple(reach(tensor) for tensor in tensors)
-            self._known[key] = Known(call, tuple(out.shape), tuple(lse.shape), reaches)
+        out, lse = (() if tensor is None else tuple(tensor.shape) for tensor in tensors[-2:])
+        self._known[key] = Known(call, out, lse, tuple(reach(tensor) for tensor in tensors))
+
+    def append(self, library: Any, k: Tensor, v: Tensor, slots: Tensor) -> bool:
+        """Run an append of known shapes; whether that was done."""
+        key = call_key(library.serial, "append", (k, v, slots), None, machine.num_threads())
+        known = self._known.get(key)
+        if known is None or key is None:
+            return False
+        try:
+            at_k, at_v, at_slots = k.data_ptr(), v.data_ptr(), slots.data_ptr()
+        except RuntimeError:  # a tensor of a transform has no address
+            return False
+        if not (at_k and at_v and at_slots):
+            return False
+        args = known.call.bind((at_k, at_v, at_slots, 0, 0, 0, 0, 0))
+        if library.checked and known.call.query(args, self._num_pages, 0) < 0:
+            return False
+        known.call.launch(args)
+        return True
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""Rules for the values that attention reads: their numbers. Kernels look, the runtime words the error."""
+"""Rules for the values that a call brings: their numbers. Kernels look, the runtime words the error."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ STARTS = 2
 
 PAGES = 3
 """A page id that will be read names a page of the pool."""
+
+SLOTS = 4
+"""A slot is -1 or lies in the pool, and none comes twice in one append."""

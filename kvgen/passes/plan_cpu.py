@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.ir import PageRecord, Schedule, Spec, Target, rules
 from kvgen.ir.plan import Arg, Constant, KernelPlan
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.abi import check_variant, op_args
@@ -83,6 +83,8 @@ def _includes(op: str, target: Target) -> tuple[str, ...]:
     headers = ["algorithm", "cmath", "cstdint", "cstring"]
     if op in ("decode", "prefill"):
         headers.append("omp.h")
+    if op == "append":
+        headers.append("vector")
     return tuple(headers + (["immintrin.h"] if target.arch != "portable" else []))
 
 
@@ -131,6 +133,7 @@ def _append(given: Inputs) -> Answers:
         "in_type": C_TYPES[given.variant],
         "quantised": any(q.fmt.scaled for q in quants),
         "dynamic_scales": dynamic,
+        "rules": rules,
         "helper_names": sorted(helpers),
     }
 

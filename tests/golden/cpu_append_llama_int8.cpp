@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #include <immintrin.h>
 
 namespace kvgen_append_69fbf25a_impl {
@@ -118,7 +119,32 @@ int run(const Args& a) {
   return 0;
 }
 
+// Whether slots break the rule that `kvgen.ir.rules` gives the number 4; 0 where they do not.
+inline int64_t broken_rule(const Args& a, int64_t num_pages) {
+  for (int64_t t = 0; t < a.num_tokens; ++t)
+    if (a.slots[t] < -1 || a.slots[t] >= num_pages * PAGE) return 4;
+  if (a.num_tokens <= 32) {  // the tokens of a decode step: comparing each with each is quicker than to sort
+    for (int64_t t = 1; t < a.num_tokens; ++t)
+      if (a.slots[t] >= 0 && std::find(a.slots, a.slots + t, a.slots[t]) != a.slots + t) return 4;
+    return 0;
+  }
+  std::vector<int64_t> sorted(a.slots, a.slots + a.num_tokens);
+  std::sort(sorted.begin(), sorted.end());
+  const auto real = std::lower_bound(sorted.begin(), sorted.end(), 0);
+  return std::adjacent_find(real, sorted.end()) == sorted.end() ? 0 : 4;
+}
+
 }  // namespace kvgen_append_69fbf25a_impl
+
+// Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.
+// They are looked at where `num_pages` is not negative; `rows` is the number of query rows.
+extern "C" int64_t kvgen_append_69fbf25a_query(const void* args, int64_t num_pages, int64_t /*rows*/) {
+  using namespace kvgen_append_69fbf25a_impl;
+  const Args& a = *static_cast<const Args*>(args);
+  if (num_pages >= 0)
+    if (const int64_t rule = broken_rule(a, num_pages)) return -rule;
+  return 0;
+}
 
 extern "C" int kvgen_append_69fbf25a(const void* args) {
   return kvgen_append_69fbf25a_impl::run(*static_cast<const kvgen_append_69fbf25a_impl::Args*>(args));

@@ -493,6 +493,7 @@ inline int64_t workspace_bytes(const Args& a) {
   return a.num_threads * scratch_bytes(a) + rows * most_splits(a) * Q_HEADS * (V_HEAD_DIM + 1) * (int64_t)sizeof(float);
 }
 
+
 }  // namespace kvgen_decode_3a3846fb_impl
 
 // Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.

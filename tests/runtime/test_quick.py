@@ -76,6 +76,41 @@ def test_bad_values_are_refused(op: str, change: Callable[[Batch], None], messag
         getattr(b, op)()
 
 
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_append_again(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Batch()
+    b.cache, other = b.lib.new_cache(20), b.lib.new_cache(20)
+    noise = torch.Generator().manual_seed(5)
+    order = torch.randperm(80, generator=noise)
+    rows = [torch.randn(tokens, 2, 16, generator=noise) for _ in range(4)]
+    first, second = order[:tokens], order[tokens : 2 * tokens].clone()
+    second[1] = -1
+    b.lib.append(b.cache, *rows[:2], first)
+    with monkeypatch.context() as shut:
+        shut.setattr(b.lib, "kernel", None)  # the long way is closed
+        b.lib.append(b.cache, *rows[2:], second)
+    fresh = library("avx2", SPEC)
+    fresh.append(other, *rows[:2], first)
+    other.calls._known.clear()
+    fresh.append(other, *rows[2:], second)
+    assert all(torch.equal(plane, other.planes[name]) for name, plane in b.cache.planes.items())
+
+    before = [plane.clone() for plane in b.cache.planes.values()]
+    for value, message in (
+        (80, r"slots\[2\] = 80"),
+        (-2, r"slots\[2\] = -2"),
+        (int(second[0]), "the same slot"),
+    ):
+        wrong = second.clone()
+        wrong[2] = value
+        with pytest.raises(ArgumentError, match=message):
+            b.lib.append(b.cache, *rows[2:], wrong)
+    twice_skipped = second.clone()
+    twice_skipped[2] = -1
+    b.lib.append(b.cache, *rows[2:], twice_skipped)
+    assert all(torch.equal(a, c) for a, c in zip(before, b.cache.planes.values(), strict=True))
+
+
 def test_unread_entries_may_hold_anything() -> None:
     b = filled()
     b.lens[0] = 3  # one page of two

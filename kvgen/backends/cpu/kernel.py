@@ -10,7 +10,7 @@ from kvgen.backends.cpu import loader, machine
 from kvgen.errors import ToolchainError
 from kvgen.ir.plan import Arg
 
-WITH_QUERY = ("decode", "prefill")
+WITH_QUERY = ("append", "decode", "prefill")
 """Ops that export a query: are the values good, and how much workspace do they need?"""
 
 
