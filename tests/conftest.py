@@ -52,6 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # an xdist worker inherits the controller's environment, cache folder included
     for name in SCRUBBED:
         os.environ.pop(name, None)
+    # Two workers whose kernels wait for each other's threads take ten times as long. Tests of threads ask for
+    # them.
+    os.environ["KVGEN_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"
     kept = os.environ.get("KVGEN_TEST_CACHE_DIR")
     folder = Path(kept).resolve() if kept else Path(tempfile.mkdtemp(prefix="kvgen-tests-"))
     folder.mkdir(parents=True, exist_ok=True)
