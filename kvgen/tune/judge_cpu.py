@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
 
-from kvgen.backends.cpu import artifact, batch, machine
+from kvgen.backends.cpu import machine
 from kvgen.backends.cpu.backend import CpuBackend
-from kvgen.backends.cpu.compiler import find_compiler
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
-from kvgen.ir.plan import KernelPlan
 from kvgen.passes.abi import VARIANTS
-from kvgen.tune import binary, limits, model
+from kvgen.tune import model
 from kvgen.tune.arena import Arena
 from kvgen.tune.bucket import Bucket
+from kvgen.tune.build_cpu import Builder
 from kvgen.tune.candidate import Candidate, log_mean
 from kvgen.tune.device import device_name
 from kvgen.tune.halving import FINALISTS, halve
-from kvgen.tune.journal import Journal, Line
-from kvgen.tune.limits import Limit
+from kvgen.tune.journal import Journal
 from kvgen.tune.outcome import Outcome, Progress, Step
 from kvgen.tune.race import Duel
 from kvgen.tune.remote import Failure, Remote
@@ -71,10 +68,9 @@ class CpuJudge:
 
     def start(self, op: str, journal: Journal) -> None:
         """Begin with an op; what its journal knows is not done again."""
-        self._op, self._journal = op, journal
+        self._op = op
         self._arena = Arena(op, self._remote, journal, device_name(self.target))
-        self._compile_limit = Limit(*limits.COMPILE)
-        self._twins: dict[str, Candidate] = {}
+        self._builder = Builder(self.backend, journal, self._threads)
         self._checked = 0
         self._deadline = time.monotonic() + OP_S[self._effort].get(op, math.inf)
 
@@ -103,8 +99,8 @@ class CpuJudge:
         for at in range(0, len(live), size):
             group = live[at : at + size]
             if not self.late:
-                self._build([(c, c.plan) for c in group if c.plan is not None], step)
-                self._merge(group)
+                self._builder.build([(c, c.plan) for c in group if c.plan is not None], step)
+                self._builder.merge(group)
             for candidate in group:
                 if candidate.alive and self.late:
                     candidate.fail(Outcome.SKIPPED, "no time was left to try it")
@@ -112,53 +108,6 @@ class CpuJudge:
                     self._arena.check(candidate, candidate.plan.variant)
                     self._checked += 1
                 step()
-
-    def _build(
-        self, wanted: Sequence[tuple[Candidate, KernelPlan]], step: Callable[[], None] = lambda: None
-    ) -> None:
-        """Compile one plan of each candidate; a build that is known to fail is not tried again."""
-        compiler, limit = find_compiler(), self._compile_limit.seconds
-        jobs, owners = [], []
-        for candidate, plan in wanted:
-            job = dataclasses.replace(self.backend.job(plan), timeout_s=limit)
-            key = {"build": job.key(compiler)}
-            line = self._journal.known("build", key)
-            if line is not None and line["outcome"] != Outcome.OK.value and line["limit_s"] >= limit:
-                self._built(candidate, plan, line)
-                step()
-                continue
-            jobs.append(job)
-            owners.append((candidate, plan, key, line))
-
-        def ended(index: int, outcome: batch.Outcome) -> None:
-            candidate, plan, key, line = owners[index]
-            if line is None or line["outcome"] != Outcome.OK.value or outcome.path is None:
-                line = _build_line(outcome, limit)
-                self._journal.add("build", key, **line, schedule=candidate.schedule.to_dict())
-            self._built(candidate, plan, line, outcome)
-            step()
-
-        batch.compile_many(jobs, workers=self._threads, on_outcome=ended)
-
-    def _built(
-        self, candidate: Candidate, plan: KernelPlan, line: Line, outcome: batch.Outcome | None = None
-    ) -> None:
-        candidate.seconds += line["seconds"]
-        if line["outcome"] != Outcome.OK.value:
-            where = f"variant {plan.variant}: " if candidate.paths else ""
-            candidate.fail(Outcome(line["outcome"]), where + line["message"])
-        elif outcome is not None and outcome.path is not None:
-            candidate.paths[plan.variant] = str(outcome.path)
-            candidate.digests[plan.variant] = line["binary"]
-            self._compile_limit.took(line["seconds"])
-
-    def _merge(self, group: Sequence[Candidate]) -> None:
-        """The same machine code runs once: the first of the kind stands for the others."""
-        for candidate in group:
-            if candidate.alive and candidate.plan is not None:
-                first = self._twins.setdefault(candidate.digests[candidate.plan.variant], candidate)
-                if first is not candidate:
-                    candidate.fail(Outcome.DUPLICATE, f"same machine code as {first.schedule}")
 
     def time(self, pool: Sequence[Candidate], base: Candidate, workloads: Sequence[Bucket]) -> Candidate:
         """Halve the live candidates in every bucket; those that were in an earlier call keep their figures.
@@ -249,7 +198,7 @@ class CpuJudge:
             for variant in VARIANTS[self._op]
             if variant not in candidate.paths
         ]
-        self._build([(candidate, plan) for plan in plans])
+        self._builder.build([(candidate, plan) for plan in plans])
         return candidate.alive and all(self._arena.check(candidate, plan.variant) for plan in plans)
 
 
@@ -262,20 +211,3 @@ def _best(
         return None, None
     times = [c.times[timed[-1]] for c in pool if c.alive and timed[-1] in c.times]
     return min(times), base.times[timed[-1]]
-
-
-def _build_line(outcome: batch.Outcome, limit_s: float) -> Line:
-    status = {
-        batch.Status.OK: Outcome.OK,
-        batch.Status.COMPILE_ERROR: Outcome.COMPILE_ERROR,
-        batch.Status.TIMEOUT: Outcome.TIMEOUT,
-    }[outcome.status]
-    # What the compiler took, also where the build was in the cache.
-    seconds = outcome.seconds if outcome.path is None else artifact.read_sidecar(outcome.path).seconds
-    return {
-        "outcome": status.value,
-        "message": outcome.message,
-        "seconds": seconds,
-        "binary": "" if outcome.path is None else binary.digest(outcome.path),
-        "limit_s": limit_s,
-    }

@@ -173,7 +173,7 @@ def test_a_hit_imports_nothing_heavy(repo_root: Path, tmp_path: Path) -> None:
         default = space.default(target, spec_facts(spec, target))
         winners = store.Winners(default, {}, "measured", "quick", device_name(target), "2026-01-02")
         store.write(winners, key_of(op, spec, target, {}, space), cache_dir=tmp_path)
-    for extra in ([], ["--why"]):
+    for extra in (["--why"], []):
         words = ["tune", str(repo_root / INT8), "--json", "--cache-dir", str(tmp_path), *extra]
         code = (
             "import sys; from kvgen.cli import main; sys.argv = ['kvgen', *sys.argv[1:]]\n"

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from kvgen import paths
+from kvgen.backends.cpu import batch, machine
 from kvgen.backends.cpu.backend import CpuBackend
+from kvgen.backends.cpu.job import Job
 from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import KernelPlan
 from kvgen.paths import CacheWarning
-from kvgen.tune import judge_cpu, limits
+from kvgen.tune import limits
 from kvgen.tune.journal import Journal
+from kvgen.tune.judge_cpu import CpuJudge
 from kvgen.tune.outcome import Outcome, Step
 from kvgen.tune.race import Duel
 from kvgen.tune.remote import Contender, Remote
@@ -81,6 +84,11 @@ def test_each_failure_is_recorded_and_costs_itself_only(
         line["outcome"] for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "trial"
     ]
     assert ends == [trial.outcome.value for trial in decode.trials]
+    # The one that hangs was given as long as the quickest check before it allows.
+    checks = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "check"]
+    hung = next(i for i, line in enumerate(checks) if line["outcome"] == "timeout")
+    quickest = min(line["seconds"] for line in checks[:hung] if line["outcome"] == "ok")
+    assert checks[hung]["limit_s"] == pytest.approx(max(2.0, 4.0 * quickest))
 
 
 def fixed_races(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, Schedule], float]) -> None:
@@ -280,16 +288,37 @@ def test_a_candidate_may_fail_as_late_as_in_the_race(
     assert decode.winner["heads"] == 2
 
 
-def test_who_is_dropped_for_lack_of_time_is_recorded(
+def test_the_best_are_compiled_first_within_what_the_best_so_far_took(
     only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_cpu, "OP_S", {"quick": {"decode": 0.0}})
-    only({"heads": 1}, {"prefetch": 0}, {"split_tokens": 256})
+    """Three batches; time is up in the second: the third is not even compiled, and that is recorded."""
+    monkeypatch.setattr(machine, "num_threads", lambda requested=None: 2)
+    monkeypatch.setattr(limits, "COMPILE", (0.01, 8.0, 99.0))
+    changes = [{"heads": 1}, {"prefetch": 0}, {"split_tokens": 256}, {"split_tokens": 1024}, {"row_block": 2}]
+    only(*changes, *({"heads": 1, **change} for change in changes[1:]))
+    batches: list[list[Job]] = []
+    compile_many = batch.compile_many
+
+    def watched(jobs: list[Job], **given: object) -> list[batch.Outcome]:
+        batches.append(jobs)
+        if len(batches) == 2:
+            monkeypatch.setattr(CpuJudge, "late", True)
+        return compile_many(jobs, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batch, "compile_many", watched)
+    # What wins is of no interest here, and would be compiled in its other variants.
+    monkeypatch.setattr(CpuJudge, "winner", lambda self, pool, base, *given: base)
+    monkeypatch.setattr(CpuJudge, "better", lambda *given: False)
     (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=CpuBackend("-O1")).ops
-    assert dict(decode.outcomes) == {"ok": 2, "skipped": 2}
+    assert [len(jobs) for jobs in batches] == [4, 4]
+    assert {job.timeout_s for job in batches[0]} == {99.0}, "nothing is known yet"
+    (limit,) = {job.timeout_s for job in batches[1]}
+    assert limit == pytest.approx(8.0 * min(trial.seconds for trial in decode.trials[:4]), abs=0.01)
+    ends = [trial.outcome for trial in decode.trials]
+    assert ends == [Outcome.OK] * 4 + [Outcome.SKIPPED] * 6
     (log,) = tuning.rglob("*.trials.jsonl")
-    ends = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "trial"]
-    assert [line["outcome"] for line in ends] == ["ok", "ok", "skipped", "skipped"]
+    logged = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "trial"]
+    assert [line["outcome"] for line in logged] == [end.value for end in ends]
 
 
 def test_winners_of_another_device_are_set_aside_and_seed(tuning: Path, only: Only) -> None:
