@@ -88,7 +88,7 @@ def _print(report: Report) -> None:
     reference = ("f32", "-", "-", "-", f"{report.perplexity:.3f}", report.bytes_per_token)
     rows = [
         (
-            row.pages.removeprefix("model-"),
+            row.pages,
             f"{row.kl_nats:.3g}",
             f"{row.kl_largest:.3g}",
             f"{row.top1_agreement:.2%}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -151,7 +152,7 @@ def _sampling(temperature: float, top_p: float | None, seed: int) -> Sampling:
 def _write(text: str) -> None:
     """Text of a model: what would steer a terminal is left out there."""
     if output.is_terminal():
-        text = "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
+        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
     sys.stdout.write(text)
     sys.stdout.flush()
 

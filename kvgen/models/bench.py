@@ -94,8 +94,7 @@ def bench_model(
     contenders: dict[str, Callable[[], Turn]] = {}
     for spec in specs:
         library = built(spec)
-        name = f"kvgen {spec.name.removeprefix('model-')}"
-        contenders[name] = lambda library=library: _ours(loaded, library, prompts, new_tokens)  # type: ignore[misc]
+        contenders[f"kvgen {spec.name}"] = lambda library=library: _ours(loaded, library, prompts, new_tokens)  # type: ignore[misc]
     for name, implementation in PEERS.items():
         contenders[name] = lambda kind=implementation: _theirs(loaded, kind, prompts, new_tokens)  # type: ignore[misc]
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}

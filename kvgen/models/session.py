@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError
 from kvgen.models.adaptor import TransformersModel
-from kvgen.models.catalog import find_model
+from kvgen.models.catalog import PACKAGED, find_model
 from kvgen.models.checkpoint import has_tokenizer, load_model, load_tokenizer, stop_tokens
-from kvgen.models.shape import check_matches, spec_for
+from kvgen.models.shape import check_matches, check_supported, read_config, spec_for
 from kvgen.models.text import TextStream
 from kvgen.runtime.engine import Engine
 from kvgen.runtime.request import Event
@@ -68,10 +67,12 @@ class Timing:
 def load(name: str, advance: Advance, *, need_tokenizer: bool = True) -> Loaded:
     """Find and load a model by name or folder; errors as ``find_model`` and ``load_model`` raise them."""
     folder = find_model(name, lambda done, total: advance("converting weights", done, total, name))
+    check_supported(read_config(folder), folder)  # a folder that is none lacks more than a tokenizer
     tokenizer = load_tokenizer(folder) if need_tokenizer or has_tokenizer(folder) else None
     advance("loading the model", 0, 1, "")
     model = load_model(folder)
-    return Loaded(folder.name if Path(name).exists() else name, model, tokenizer, stop_tokens(model))
+    shown = name if name in PACKAGED else folder.resolve().name
+    return Loaded(shown, model, tokenizer, stop_tokens(model))
 
 
 def choose_spec(

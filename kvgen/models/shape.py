@@ -108,16 +108,16 @@ def shape_of(config: dict[str, Any], folder: Path) -> ModelShape:
     )
 
 
-def spec_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16, name: str = "model") -> Spec:
+def spec_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16) -> Spec:
     """The spec of a cache for a model that computes in f32.
 
-    ``pages`` is a key of ``PAGES``. Raises ``SpecError`` where the shape is none that a kernel can have.
+    ``pages`` is a key of ``PAGES``, and the spec's name. Raises ``SpecError`` for a shape that no kernel has.
     """
     if pages not in PAGES:
         raise ArgumentError(f"--pages {pages}: give one of {', '.join(PAGES)}")
     return load_spec(
         {
-            "name": f"{name}-{pages}",
+            "name": pages,
             "attention": {
                 "q_heads": shape.q_heads,
                 "kv_heads": shape.kv_heads,
@@ -135,7 +135,7 @@ def spec_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16, name
 
 
 def check_matches(spec: Spec, shape: ModelShape) -> None:
-    """Raise ``SpecError`` with every field of ``spec.attention`` that is not the model's."""
+    """Raise ``SpecError`` with every field of ``spec`` that does not suit the model."""
     want: dict[str, Any] = {
         "q_heads": shape.q_heads,
         "kv_heads": shape.kv_heads,
@@ -150,5 +150,10 @@ def check_matches(spec: Spec, shape: ModelShape) -> None:
         for key, value in want.items()
         if getattr(spec.attention, key) != value
     ]
+    for side in ("k", "v"):
+        if spec.cache.quant(side).static_scale:
+            group = dict(spec.cache.quant(side).group)
+            reason = "its scales would have to be known before the text is"
+            wrong.append(Diagnostic(f"cache.{side}.group", group, reason, "use { tok = 1, head = 1 }"))
     if wrong:
         raise SpecError(wrong)

@@ -82,7 +82,7 @@ def test_several_prompts_say_whose_answer_comes(kvgen: Kvgen, tiny: Path) -> Non
 
 def test_json(kvgen_json: Kvgen, tiny: Path) -> None:
     report = kvgen_json("run", "-m", tiny, "Hello there", "--ids", "40,41 42", "-n", 5, "--page-size", 4)
-    assert (report["model"], report["pages"], report["threads"]) == (tiny.name, "model-f32", 1)
+    assert (report["model"], report["pages"], report["threads"]) == (tiny.name, "f32", 1)
     text, ids = report["answers"]
     assert text["text"] == transformers_text(tiny, "Hello there", 5)
     assert (text["prompt_tokens"], len(text["tokens"]), text["finished"]) == (11, 5, "length")
@@ -178,7 +178,7 @@ def test_quality(kvgen: Kvgen, kvgen_json: Kvgen, tiny: Path, mute: Path, tmp_pa
     words = ["quality", "-m", tiny, "--text", text, "--tokens", 100, "--window", 64]
     report = kvgen_json(*words, "--pages", "bf16", "--pages", "int8")
     bf16, int8 = report["rows"]
-    assert (report["tokens"], report["window"], bf16["pages"]) == (100, 64, "model-bf16")
+    assert (report["tokens"], report["window"], bf16["pages"]) == (100, 64, "bf16")
     assert 0 < bf16["kl_nats"] < int8["kl_nats"]
     done = kvgen(*words)
     assert done.exit_code == 0, done.output
@@ -219,3 +219,13 @@ def test_bench_of_a_model(kvgen: Kvgen, kvgen_json: Kvgen, tiny: Path, mute: Pat
 def test_bench_refusals(kvgen: Kvgen, words: list[str], message: str) -> None:
     done = kvgen("bench", *words)
     assert done.exit_code == 2 and message in done.stderr
+
+
+def test_what_would_steer_a_terminal_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvgen.commands import output, run
+
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    run._write("a\x1b[2Jb\x9b0m\n\té👩\u200d🚀")
+    assert capsys.readouterr().out == "a[2Jb0m\n\té👩\u200d🚀"

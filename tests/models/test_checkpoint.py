@@ -39,6 +39,18 @@ def test_weights_are_computed_with_in_f32(copy: Path) -> None:
     assert not model.module.training
 
 
+def test_weights_in_several_files(checkpoint, tmp_path: Path) -> None:
+    whole = load_model(checkpoint("gqa-tied")).module
+    whole.save_pretrained(tmp_path, max_shard_size="100KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    parts = load_model(tmp_path).module.state_dict()
+    assert all(torch.equal(parts[name], tensor) for name, tensor in whole.state_dict().items())
+    shards[0].unlink()
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        load_model(tmp_path)
+
+
 def test_weights_that_are_missing_are_not_made_up(copy: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -60,7 +60,7 @@ def test_the_perplexity_is_that_of_transformers(model, tokens) -> None:
 def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
     kl = 0.5 * math.log(2) + 0.25 * math.log(0.5)
-    logits = {"model-f32": torch.log(p).repeat(4, 1), "model-bf16": torch.log(torch.stack([p, q, q, q]))}
+    logits = {"f32": torch.log(p).repeat(4, 1), "bf16": torch.log(torch.stack([p, q, q, q]))}
 
     class Known:
         bytes_per_token = 0

@@ -118,3 +118,12 @@ def test_every_mismatch_of_a_spec_is_named() -> None:
         check_matches(load_spec({"attention": table, "cache": cache}), SHAPE)
     assert [found.path for found in caught.value.diagnostics] == ["attention.q_heads", "attention.window"]
     assert "the model has 4" in str(caught.value)
+
+
+def test_scales_that_nobody_can_give() -> None:
+    table = {"q_heads": 4, "kv_heads": 2, "head_dim": 16}
+    int8 = {"format": "int8", "group": {"head": 1}}
+    cache = {"page_size": 8, "layout": "page kv head tok d", "k": int8, "v": {"format": "bf16"}}
+    with pytest.raises(SpecError, match=r"cache\.k\.group = .*known before") as caught:
+        check_matches(load_spec({"attention": table, "cache": cache}), SHAPE)
+    assert len(caught.value.diagnostics) == 1
