@@ -27,6 +27,9 @@ CHECKING = 1
 TIMING = 1
 """Raised whenever workloads or the way samples are taken change: older timings are void then."""
 
+FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
+"""Signals of which a process dies by a fault of the code it runs."""
+
 PROBE_S = 0.02
 """Budget of the base's first run in a bucket, from which time limits follow."""
 
@@ -50,8 +53,8 @@ class Arena:
             "device": self._device,
         }
         limit = self._check_limit.seconds
-        line = self.journal.known("check", key)
-        if line is None or _in_doubt(line, limit):
+        line = self.journal.known("check", key, lambda line: _certain(line, limit))
+        if line is None:
             line = self._check(candidate, variant, limit)
             self.journal.add("check", key, **line)
         if line["outcome"] == Outcome.OK.value:
@@ -82,7 +85,7 @@ class Arena:
         found: dict[Candidate, float] = {}
         missing: list[Candidate] = []
         for candidate in (base, *rivals):
-            line = self.journal.known("time", self._key(bucket, budget_s, base, candidate))
+            line = self.journal.known("time", self._key(bucket, budget_s, base, candidate), _certain)
             if line is None:
                 missing.append(candidate)
             elif line["outcome"] != Outcome.OK.value:
@@ -171,7 +174,7 @@ class Arena:
     def duel(self, bucket: Bucket, budget_s: float, first: Candidate, second: Candidate) -> Duel | None:
         """A paired comparison; None where the second failed in it. Raises ``Failure`` where the first did."""
         key = self._key(bucket, budget_s, first, second)
-        line = self.journal.known("pair", key)
+        line = self.journal.known("pair", key, _certain)
         if line is None:
             line = self._pair(bucket, budget_s, first, second)
             self.journal.add("pair", key, **line)
@@ -218,6 +221,12 @@ def _contender(candidate: Candidate, variant: str) -> Contender:
     return Contender(candidate.schedule, variant, {variant: candidate.paths[variant]})
 
 
-def _in_doubt(line: Line, limit_s: float) -> bool:
-    """Whether a recorded time-out came sooner than it would now."""
-    return bool(line["outcome"] == Outcome.TIMEOUT.value and line["limit_s"] < limit_s)
+def _certain(line: Line, limit_s: float = 0.0) -> bool:
+    """Whether a recorded end is the candidate's own doing.
+
+    A time-out that came sooner than it would now is none, nor is the death of a process that did not die of a
+    fault in machine code: memory ran out, or kvgen itself had a fault that has been mended since.
+    """
+    if line["outcome"] == Outcome.TIMEOUT.value:
+        return bool(line["limit_s"] >= limit_s)
+    return line["outcome"] != Outcome.CRASH.value or any(name in line["message"] for name in FAULTS)

@@ -16,7 +16,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,15 @@ class Journal:
         self._prefix = b""
         self._read(path)
 
-    def known(self, kind: str, key: Mapping[str, Any]) -> Line | None:
-        """The facts of an earlier line with this key; one of an earlier run counts as used."""
+    def known(
+        self, kind: str, key: Mapping[str, Any], believed: Callable[[Line], bool] = lambda line: True
+    ) -> Line | None:
+        """The facts of the line with this key; those of an earlier run must be believed, and count as used."""
         name = _name(kind, key)
         found = self._known.get(name)
         if found is not None and name not in self._new:
+            if not believed(found):
+                return None
             self._used[name] = kind
         return found
 

@@ -149,7 +149,10 @@ class CpuJudge:
         workloads: Sequence[Bucket],
         order: Callable[[Schedule], tuple[int, ...]],
     ) -> Candidate:
-        """The finalist with the best paired ratios to the base that loses in no bucket; else the base."""
+        """The finalist with the best paired ratios to the base that loses in no bucket; else the base.
+
+        Whoever it is, all its variants are right. ``ToolchainError`` where nobody's are.
+        """
         rivals = sorted(
             (c for c in pool if c.alive and c is not base and log_mean(c, base, workloads) < NEAR),
             key=lambda c: log_mean(c, base, workloads),
@@ -175,7 +178,15 @@ class CpuJudge:
                 for name, found in duels.items():
                     base.times[name], rival.times[name] = found.first_s, found.second_s
                 return rival
-        return base
+        # The base, unless it is wrong in a variant that was not timed; then whoever is right and fastest.
+        others = sorted((c for c in pool if c is not base), key=lambda c: log_mean(c, base, workloads))
+        for candidate in (base, *others):
+            if candidate.alive and self._check_variants(candidate):
+                return candidate
+        raise ToolchainError(
+            f"{self._op} for {self.target.name}: no schedule is right in every variant; "
+            f"{base.schedule} ended as {base.outcome.value}: {base.message}"
+        )
 
     def better(self, first: Candidate, second: Candidate, bucket: Bucket) -> bool:
         """Whether the second beats the first in paired runs of one bucket, and is right in every variant."""

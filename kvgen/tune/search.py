@@ -210,7 +210,7 @@ class Search:
         best: Candidate, base: Candidate, default: Candidate, bucket: Bucket
     ) -> tuple[float | None, float | None]:
         """(default's, winner's) seconds; the default's only where it ran."""
-        ran = base.times.get(bucket.name) if base is default else None
+        ran = base.times.get(bucket.name) if base is default and base.alive else None
         return ran, best.times.get(bucket.name)
 
 

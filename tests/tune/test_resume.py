@@ -109,5 +109,15 @@ def test_nothing_is_run_again(tuning: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(toolchain, "_compile_into", refuse)
     monkeypatch.setattr(Remote, "_ask", refuse)
     second = run()
+    (log,) = tuning.rglob("*.trials.jsonl")
     assert (second.winner, second.outcomes) == (first.winner, first.outcomes)
     assert second.resumed["check"] >= 1 and second.resumed["time"] >= 1
+    # Except what an earlier run laid to candidates that were not to blame.
+    texts = [text.replace('"outcome": "ok"', '"outcome": "crash"') for text in log.read_text().splitlines()]
+    checks = [text.replace('"message": ""', '"message": "killed by SIGKILL"') for text in texts]
+    for path in tuning.rglob("append__*.json"):
+        path.unlink()
+    log.write_text("".join(f"{text}\n" for text in checks if '"kind": "build"' not in text))
+    monkeypatch.undo()
+    (third,) = tune(small(), ops=["append"], cache_dir=tuning, backend=Faulty(lambda plan, text: text)).ops
+    assert third.outcomes == first.outcomes and "check" not in third.resumed

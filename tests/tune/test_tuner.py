@@ -15,17 +15,19 @@ from kvgen import paths
 from kvgen.backends.cpu import batch, machine
 from kvgen.backends.cpu.backend import CpuBackend
 from kvgen.backends.cpu.job import Job
+from kvgen.backends.triton.backend import TritonBackend
 from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
 from kvgen.ir import Schedule
-from kvgen.ir.plan import KernelPlan
+from kvgen.ir.plan import OPS, KernelPlan
 from kvgen.paths import CacheWarning
+from kvgen.resolve import resolve_target
 from kvgen.tune import limits
 from kvgen.tune.journal import Journal
 from kvgen.tune.judge_cpu import CpuJudge
 from kvgen.tune.outcome import Outcome, Step
 from kvgen.tune.race import Duel
 from kvgen.tune.remote import Contender, Remote
-from kvgen.tune.space import load_space
+from kvgen.tune.space import load_space, space_of
 from kvgen.tune.tuner import tune
 from tests.support.faults import Faulty, small
 
@@ -237,7 +239,7 @@ def test_a_template_wrong_for_one_tile_cannot_win(
     }[name]
 
     def edit(plan: KernelPlan, text: str) -> str:
-        assert old in text
+        assert old in text or plan.variant == "multi"  # that one cuts its keys elsewhere
         # Right as it is timed: the variant that was not needed for the race is the wrong one.
         spared = name == "wrong for several queries" and plan.variant == "single"
         return text.replace(old, new) if plan.schedule["tile"] == 64 and not spared else text
@@ -247,6 +249,28 @@ def test_a_template_wrong_for_one_tile_cannot_win(
     wrong = decode.trials[1]
     assert (wrong.outcome, wrong.schedule["tile"]) == (Outcome.WRONG, 64), wrong
     assert all(bucket.schedule == decode.default for bucket in decode.buckets)
+
+
+def test_a_default_that_is_wrong_in_another_variant_does_not_stay(
+    only: Only, tuning: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the fastest, and right in the variant that is timed."""
+    only({"tile": 64})
+    fixed_races(monkeypatch, lambda bucket, schedule: 2.0 if schedule["tile"] == 64 else 1.0)
+    wrong = [32]
+
+    def edit(plan: KernelPlan, text: str) -> str:
+        sound = plan.variant == "single" or plan.schedule["tile"] not in wrong
+        return text if sound else text.replace("(float)a.score_scale", "2 * (float)a.score_scale")
+
+    (decode,) = tune(small(), ops=["decode"], cache_dir=tuning, backend=Faulty(edit)).ops
+    assert [trial.outcome for trial in decode.trials] == [Outcome.WRONG, Outcome.OK]
+    assert decode.winner["tile"] == 64 and decode.default_s is None
+    for file in tuning.rglob("*.json"):
+        file.unlink()
+    wrong.append(64)
+    with pytest.raises(ToolchainError, match="no schedule is right in every variant"):
+        tune(small(), ops=["decode"], cache_dir=tuning, backend=Faulty(edit))
 
 
 def test_equal_machine_code_is_run_once(only: Only, tuning: Path) -> None:
@@ -368,6 +392,13 @@ def test_a_folder_that_fails_late_costs_a_warning(
     assert merge.winner_s and merge.winner_s > 0
     assert len(caught) == 2, "one for the log, one for the winner"
     assert not [path for path in tuning.rglob("*") if path.is_file()]
+
+
+def test_the_tuner_looks_where_the_backends_do() -> None:
+    """A hit is answered without a backend, so the folder of its templates stands in two places."""
+    for name, backend in (("cpu", CpuBackend()), ("sm_90", TritonBackend())):
+        for op in OPS:
+            assert space_of(op, resolve_target(name)).template == backend.space(op)
 
 
 def test_bad_requests_are_refused(tuning: Path) -> None:
