@@ -74,7 +74,7 @@ class Journal:
     def known(
         self, kind: str, key: Mapping[str, Any], believed: Callable[[Line], bool] = lambda line: True
     ) -> Line | None:
-        """The facts of the line with this key; those of an earlier run must be believed, and count as used."""
+        """The facts of the line with this key; an earlier run's must be believed, and count as used."""
         name = _name(kind, key)
         found = self._known.get(name)
         if found is not None and name not in self._new:
