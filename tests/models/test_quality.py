@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kvgen.errors import ArgumentError
 from kvgen.models import quality
+from kvgen.models.bench import other_attention
 from kvgen.models.checkpoint import load_model
 from kvgen.models.extras import installed
 from kvgen.models.quality import default_text, measure
@@ -47,14 +48,36 @@ def test_fewer_bits_cost_more(model, tokens) -> None:
 def test_the_perplexity_is_that_of_transformers(model, tokens) -> None:
     report = measure(model, tokens[:41], spec_for(model.shape), [], window=40)
     assert report.tokens == 40, "a last window of one token predicts nothing"
-    model.module.set_attn_implementation("eager")
-    try:
-        with torch.inference_mode():
-            logits = model.module(torch.tensor([tokens[:40]])).logits[0, :-1]
-    finally:
-        model.module.set_attn_implementation("kvgen")
+    with other_attention(model.module, "eager") as module, torch.inference_mode():
+        logits = module(torch.tensor([tokens[:40]])).logits[0, :-1]
     loss = functional.cross_entropy(logits, torch.tensor(tokens[1:40]))
     assert report.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_int8_costs_what_rounding_k_and_v_costs(model, tokens) -> None:
+    """transformers' eager attention over rounded K and V: the kernels add little of their own."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    def attention(module, query, key, value, mask, **options):
+        return eager_attention_forward(module, query, rounded(key), rounded(value), mask, **options)
+
+    AttentionInterface.register("rounded", attention)
+    AttentionMaskInterface.register("rounded", eager_mask)
+    sums = quality._Sums()
+    with torch.inference_mode():
+        logits = []
+        for kind in ("eager", "rounded"):
+            with other_attention(model.module, kind) as module:
+                logits.append(module(torch.tensor([tokens])).logits[0])
+        quality._compare(*logits, sums)
+    report = measure(model, tokens, spec_for(model.shape), [spec_for(model.shape, "int8")])
+    assert report.rows[0].kl_nats == pytest.approx(sums.kl / len(tokens), rel=0.2)
 
 
 def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
