@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgen.backends.protocol import Backend
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
 from kvgen.tune.space import Space, load_space, spec_facts
@@ -27,14 +27,14 @@ def default_in(space: Space, op: str, spec: Spec, target: Target, pins: Mapping[
     for knob, value in pins.items():
         if knob not in space.knobs:
             raise ArgumentError(
-                f"schedule[{op!r}][{knob!r}]: no such knob; {op} has {', '.join(space.knobs) or 'none'}"
+                f"schedule[{op!r}][{brief(knob)}]: no such knob; {op} has {', '.join(space.knobs) or 'none'}"
             )
         if type(value) is not type(space.knobs[knob][0]):
             raise ArgumentError(
-                f"schedule[{op!r}][{knob!r}] = {value!r}: give for example {space.knobs[knob][0]!r}"
+                f"schedule[{op!r}][{knob!r}] = {brief(value)}: give for example {space.knobs[knob][0]!r}"
             )
     schedule = space.default(target, facts, pins)
     if not space.allows(schedule, facts):
         broken = [text for text in space.constraints if not space.holds(text, schedule, facts)]
-        raise ArgumentError(f"schedule[{op!r}] = {dict(pins)}: breaks the constraint {broken[0]!r}")
+        raise ArgumentError(f"schedule[{op!r}] = {brief(dict(pins))}: breaks the constraint {broken[0]!r}")
     return schedule

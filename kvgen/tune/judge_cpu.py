@@ -123,9 +123,8 @@ class CpuJudge:
             for done, bucket in enumerate(workloads):
                 self._say(Step(self._op, "race", done, count, *_best(live, base, workloads)))
                 self._halve([c for c in live if c.alive and c is not base], base, bucket)
-                for candidate in live:
-                    if candidate is not base and bucket.name in candidate.ratios and base.alive:
-                        candidate.times[bucket.name] = candidate.ratios[bucket.name] * base.times[bucket.name]
+                if base.alive:
+                    _scale(live, base)
             if base.alive:
                 break
         self._say(Step(self._op, "race", count, count, *_best(live, base, workloads)))
@@ -176,7 +175,8 @@ class CpuJudge:
             _, rival, duels = entry
             if self._check_variants(rival):
                 for name, found in duels.items():
-                    base.times[name], rival.times[name] = found.first_s, found.second_s
+                    base.times[name], rival.ratios[name] = found.first_s, found.ratio
+                _scale(pool, base)
                 return rival
         # The base, unless it is wrong in a variant that was not timed; then whoever is right and fastest.
         others = sorted((c for c in pool if c is not base), key=lambda c: log_mean(c, base, workloads))
@@ -211,6 +211,17 @@ class CpuJudge:
         ]
         self._builder.build([(candidate, plan) for plan in plans])
         return candidate.alive and all(self._arena.check(candidate, plan.variant) for plan in plans)
+
+
+def _scale(pool: Sequence[Candidate], base: Candidate) -> None:
+    """Seconds from ratios: as if all had run while the base took what it took last."""
+    for candidate in pool:
+        if candidate is not base:
+            candidate.times = {
+                name: ratio * base.times[name]
+                for name, ratio in candidate.ratios.items()
+                if name in base.times
+            }
 
 
 def _best(

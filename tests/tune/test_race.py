@@ -78,6 +78,9 @@ def test_a_duel_alternates_and_finds_the_ratio(costs: list[float]) -> None:
         (Duel(0.97, 0.5, 1.0, 0.97, True), False, False),  # by luck
         (Duel(0.9, 0.9, 1.0, 0.9, False), False, False),  # a busy machine
         (Duel(1.2, 0.1, 1.0, 1.2, True), False, True),
+        (Duel(1.02, 0.2, 1.0, 1.02, True), False, True),
+        (Duel(1.02, 0.5, 1.0, 1.02, True), False, False),
+        (Duel(1.06, 0.5, 1.0, 1.06, False), False, True),  # a busy machine is no excuse
     ],
 )
 def test_a_verdict_needs_more_than_noise(found: Duel, faster: bool, slower: bool) -> None:
