@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
     from kvgen.models.session import Loaded, Session
+    from kvgen.runtime.ops import CacheOps
     from kvgen.runtime.sampling import Sampling
 
 Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to go on from.")]
@@ -55,6 +57,10 @@ def run(
     pages: PagesName = None,
     spec: SpecFile = None,
     page_size: PageSize = None,
+    library: Annotated[
+        Path | None,
+        typer.Option("--library", metavar="DIR", help="Kernels of a package that kvgen export wrote."),
+    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +78,10 @@ def run(
         raise ArgumentError(f"--top-p {top_p:g}: only draws have one; give --temperature above 0 as well")
     if chat and not texts:
         raise ArgumentError("--chat: a template needs a text; give a PROMPT")
-    given = read_spec(spec) if spec is not None else None
+    if library is not None and spec is not None:
+        raise ArgumentError(f"--library {library}: brings its spec; leave --spec out")
+    exported = load_library(library) if library is not None else None
+    given = exported.spec if exported is not None else read_spec(spec) if spec is not None else None
     samplings = [_sampling(temperature, top_p, seed + i) for i in range(len(texts) + len(numbers))]
     from kvgen.models.kernels import built
     from kvgen.models.session import Session, choose_spec, load
@@ -85,8 +94,8 @@ def run(
             tokens = [prompt_tokens(loaded.tokenizer, text, chat=chat) for text in texts] + numbers
             chosen = choose_spec(loaded, pages, given, page_size)
             advance("compiling the kernels", 0, 1, "")
-            library = built(chosen)
-            session = Session(loaded, library, tokens, max_new_tokens=max_tokens, samplings=samplings)
+            kernels = built(chosen) if exported is None else exported
+            session = Session(loaded, kernels, tokens, max_new_tokens=max_tokens, samplings=samplings)
             total = sum(map(len, tokens))
             advance("prefill", 0, total, "tokens")
             for done in session.prefill():
@@ -101,6 +110,15 @@ def run(
         _print_timing(session)
     else:
         output.print_json(_report(loaded, chosen.name, count, session))
+
+
+def load_library(folder: Path) -> CacheOps:
+    """The exported package in ``folder``, or inside it (``kvgen export --to`` makes a project around it)."""
+    from kvgen.runtime.loader import load
+    from kvgen.runtime.manifest import NAME
+
+    inside = sorted(folder.glob(f"*/{NAME}"))
+    return load(inside[0].parent if len(inside) == 1 and not (folder / NAME).exists() else folder)
 
 
 class Shown:

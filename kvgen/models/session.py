@@ -19,7 +19,7 @@ from kvgen.runtime.sampling import Sampling
 
 if TYPE_CHECKING:
     from kvgen.ir import Spec
-    from kvgen.library import Library
+    from kvgen.runtime.ops import CacheOps
 
 Advance = Callable[[str, int, int, str], None]
 """As ``kvgen.commands.progress``: stage, done, total, note."""
@@ -85,7 +85,7 @@ def choose_spec(
         )
     for option, value in (("--pages", pages), ("--page-size", page_size)):
         if value is not None:
-            raise ArgumentError(f"{option} {value}: --spec says that already; give one of the two")
+            raise ArgumentError(f"{option} {value}: --spec or --library says that already; leave it out")
     check_matches(spec, loaded.model.shape)
     return spec
 
@@ -96,7 +96,7 @@ class Session:
     def __init__(
         self,
         loaded: Loaded,
-        library: Library,
+        library: CacheOps,
         prompts: Sequence[list[int]],
         *,
         max_new_tokens: int,

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvgen.export.package import export
 from kvgen.models.extras import installed
+from kvgen.models.shape import read_config, shape_of, spec_for
 from kvgen.models.threads import using_threads
 from tests.support.checkpoints import SHAPES, make_checkpoint
 
@@ -90,6 +92,20 @@ def test_json(kvgen_json: Kvgen, tiny: Path) -> None:
     assert report["prefill_s"] > 0 and report["decode_tokens_per_s"] > 0
 
 
+def test_kernels_of_an_export(kvgen: Kvgen, tiny: Path, tmp_path: Path) -> None:
+    spec = spec_for(shape_of(read_config(tiny), tiny), "f32", page_size=4)
+    export(spec, tmp_path / "out", targets=["cpu-portable"], name="kernels")
+    for folder in (tmp_path / "out", tmp_path / "out" / "kernels"):
+        done = kvgen("run", "-m", tiny, "Hello there", "-n", 12, "--library", folder)
+        assert done.exit_code == 0, done.output
+        assert done.stdout == transformers_text(tiny, "Hello there", 12) + "\n"
+    done = kvgen("run", "-m", tiny, "x", "--library", tmp_path / "out", "--pages", "int8")
+    assert done.exit_code == 2 and "--pages int8" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = kvgen("run", "-m", tiny, "x", "--library", tmp_path / "empty")
+    assert done.exit_code != 0 and "kvgen export" in done.stderr
+
+
 def test_draws_repeat_with_their_seed(kvgen_json: Kvgen, tiny: Path) -> None:
     def drawn(seed: int) -> list[list[int]]:
         options = ["--temperature", 2, "--top-p", 0.95, "--seed", seed, "-n", 10, "--page-size", 4]
@@ -132,7 +148,7 @@ def test_a_spec_of_ones_own(kvgen: Kvgen, kvgen_json: Kvgen, tiny: Path, tmp_pat
     report = kvgen_json("run", "-m", tiny, "Hello", "--spec", spec, "-n", 4)
     assert report["pages"] == "own" and len(report["answers"][0]["tokens"]) == 4
     done = kvgen("run", "-m", tiny, "Hello", "--spec", spec, "--pages", "bf16")
-    assert done.exit_code == 2 and "--pages bf16: --spec says that already" in done.stderr
+    assert done.exit_code == 2 and "--pages bf16: --spec or --library says that already" in done.stderr
     spec.write_text(SPEC.format(q_heads=8))
     done = kvgen("run", "-m", tiny, "Hello", "--spec", spec)
     assert done.exit_code == 2 and "attention.q_heads = 8: the model has 4" in done.stderr
