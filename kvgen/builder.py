@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.backends.protocol import Backend
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Spec
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
@@ -50,20 +50,34 @@ def assemble(
     backend: Backend | None = None,
 ) -> Library:
     """The same library before anything is compiled: enough for source, plans and explanations."""
-    if tune not in TUNE_MODES:
-        raise ArgumentError(f"tune = {tune!r}: give one of {', '.join(TUNE_MODES)}")
+    if not isinstance(tune, str) or tune not in TUNE_MODES:
+        raise ArgumentError(f"tune = {brief(tune)}: give one of {', '.join(TUNE_MODES)}")
     spec = spec if isinstance(spec, Spec) else load_spec(spec)
+    if not isinstance(target, str):
+        raise ArgumentError(f"target = {brief(target)}: give the name of a target, such as 'cpu' or 'sm_90'")
     resolved = resolve_target(target)
     backend = backend or backend_for(resolved)
     record = place(spec)
     verify_record(spec, record)
-    pins = dict(schedule or {})
-    unknown = sorted(set(pins) - set(OPS))
+    pins = _pins(schedule)
+    unknown = [op for op in pins if op not in OPS]
     if unknown:
-        raise ArgumentError(f"schedule[{unknown[0]!r}]: no such op; the ops are {', '.join(OPS)}")
+        raise ArgumentError(f"schedule[{brief(unknown[0])}]: no such op; the ops are {', '.join(OPS)}")
     chosen = {op: default_schedule(backend, op, spec, resolved, pins.get(op, {})) for op in OPS}
     if tune != "off":
         from kvgen.tune.choose import choose
 
         chosen |= choose(spec, record, resolved, backend, tune, pins, chosen)
     return Library(spec, record, resolved, backend, chosen, checked=checked)
+
+
+def _pins(schedule: Any) -> dict[Any, Mapping[str, Knob]]:
+    """``schedule`` as a dict of dicts."""
+    if schedule is None:
+        return {}
+    if not isinstance(schedule, Mapping):
+        raise ArgumentError(f"schedule = {brief(schedule)}: give a mapping, {{'decode': {{knob: value}}}}")
+    for op, knobs in schedule.items():
+        if not isinstance(knobs, Mapping):
+            raise ArgumentError(f"schedule[{brief(op)}] = {brief(knobs)}: give a mapping of knobs to values")
+    return dict(schedule)

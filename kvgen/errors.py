@@ -6,8 +6,10 @@ Every message names the field, the value, the reason and what would work. A
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,25 @@ class UnsupportedError(KvgenError, NotImplementedError):
 
 class ToolchainError(KvgenError, RuntimeError):
     """A compiler, a driver or a binary that is missing, failed or was refused."""
+
+
+class _Brief(reprlib.Repr):
+    """``repr`` that neither fails nor looks into a tensor, whose memory may be gone."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if hasattr(x, "data_ptr"):
+            return f"<{type(x).__name__}>"
+        return super().repr_instance(x, level)
+
+    def repr_int(self, x: Any, level: int) -> str:
+        return repr(x) if -(10**20) < x < 10**20 else f"<an integer of {x.bit_length()} bits>"
+
+
+_shorten = _Brief()
+_shorten.maxstring = _shorten.maxother = 80
+
+
+def brief(value: Any) -> str:
+    """``repr`` on one short line: what a caller gave may be a whole array, or an endless number."""
+    text = " ".join(_shorten.repr(value).split())
+    return text if len(text) <= 100 else f"{text[:100]} ... ({type(value).__name__})"

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
+from kvgen.runtime.places import need_memory, need_tensor
 
 
 def need(
@@ -25,8 +26,7 @@ def need(
     last_contiguous: bool = True,
 ) -> None:
     """Refuse ``tensor`` unless it has one of ``dtypes``, this shape (names are free sizes) and device."""
-    if not hasattr(tensor, "data_ptr"):
-        raise ArgumentError(f"{name} = {brief(tensor)}: give a torch tensor")
+    need_tensor(name, tensor)
     if tensor.dtype not in dtypes:
         names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         cast = {"int32": ".int()", "int64": ".long()"}.get(names, f".to(torch.{names.split(' or ')[0]})")
@@ -48,77 +48,15 @@ def need(
         )
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name}: a lazily negated view, whose memory differs; use .resolve_neg()")
-    try:
-        nowhere = tensor.data_ptr() == 0 and tensor.numel() > 0
-    except RuntimeError:  # sparse tensors, those of a functorch transform
-        nowhere = True
-    if nowhere:
-        raise ArgumentError(f"{name}: a {type(tensor).__name__} without memory; give a plain, dense tensor")
-
-
-def need_apart(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Refuse outputs that overlap themselves (``.expand``), each other, or what a kernel reads."""
-    taken = dict(others)
-    for name, tensor in outputs.items():
-        reach = 1
-        axes = [] if tensor.is_contiguous() else zip(tensor.stride(), tensor.shape, strict=True)
-        for stride, size in sorted(axes):
-            if size > 1 and stride < reach:
-                raise ArgumentError(
-                    f"{name}: strides {tensor.stride()} put several elements into one place; "
-                    "give memory of its own for each"
-                )
-            reach += max(0, size - 1) * stride
-        for other, used in taken.items():
-            if _overlap(tensor, used):
-                raise ArgumentError(f"{name}: shares memory with {other}; give {name} memory of its own")
-        taken[name] = tensor
-
-
-def is_row(tensor: Any, pool: Any) -> bool:
-    """Whether ``tensor`` is one of ``pool[0]``, ``pool[1]``, ..."""
-    if tuple(tensor.shape) != tuple(pool.shape[1:]) or tensor.stride() != pool.stride()[1:]:
-        return False
-    first, step = pool.data_ptr(), pool.stride(0) * pool.itemsize
-    return any(tensor.data_ptr() == first + row * step for row in range(pool.shape[0]))
-
-
-def _overlap(one: Any, two: Any) -> bool:
-    """Whether two tensors share an element's bytes; False where that takes too long to find out."""
-    first, second = one.data_ptr(), two.data_ptr()
-    # Most tensors lie apart, and of those that do only the lower one's extent matters.
-    if first + _reach(one) <= second if first < second else second + _reach(two) <= first:
-        return False
-    if not one.numel() or not two.numel():
-        return False
-    if one.device.type != "cpu" or two.device.type != "cpu":
-        return True
-    try:
-        share: Any = np.shares_memory  # numpy's stub knows two values of max_work only
-        return bool(share(_places(one), _places(two), max_work=10_000))
-    except np.exceptions.TooHardError:
-        return False
-
-
-def _reach(tensor: Any) -> int:
-    """Bytes from the first element of a tensor to the end of its last; 0 where it has none."""
-    if tensor.is_contiguous() or not tensor.numel():
-        return int(tensor.nbytes)
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((last + 1) * tensor.itemsize)
-
-
-def _places(tensor: Any) -> Any:
-    """A tensor's bytes as a numpy array of its strides (numpy has no bfloat16)."""
-    import torch
-
-    same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
-    return tensor.detach().view(same).numpy()
+    need_memory(name, tensor)
 
 
 def need_scale(scale: Any, default: float) -> float:
     """``scale`` as a float; refused where it is no positive number that f32 can hold."""
     try:
+        if hasattr(scale, "data_ptr"):
+            need_tensor("scale", scale)
+            need_memory("scale", scale)
         value = math.nan if isinstance(scale, bool | str | bytes) else float(scale)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several values
         value = math.nan
@@ -134,7 +72,8 @@ def need_pair(name: str, pair: Any) -> None:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ArgumentError(f"{name} = {brief(pair)}: give a pair of tensors (k, v)")
     for at, tensor in enumerate(pair):
-        if not hasattr(tensor, "data_ptr") or not tensor.dim():
+        need_tensor(f"{name}[{at}]", tensor)
+        if not tensor.dim():
             raise ArgumentError(f"{name}[{at}] = {brief(tensor)}: give a torch tensor (T, kv_heads, width)")
 
 
@@ -160,19 +99,9 @@ def need_no_params(params: Any) -> None:
         raise ArgumentError(f"params = {shown}: this spec declares no parameters; leave params out")
 
 
-def brief(value: Any) -> str:
-    """``repr`` on one short line: what a caller gave may be a whole array, or an endless number."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # an integer of thousands of digits
-        return f"({type(value).__name__} too large to show)"
-    return text if len(text) <= 100 else f"{text[:100]} ... ({type(value).__name__})"
-
-
 def need_workspace(workspace: Any, nbytes: int, device: Any) -> None:
     """Refuse a workspace that is too small, elsewhere, scattered, or off the boundaries kernels rely on."""
-    if not hasattr(workspace, "data_ptr"):
-        raise ArgumentError(f"workspace = {brief(workspace)}: give a torch tensor")
+    need_tensor("workspace", workspace)
     if workspace.nbytes < nbytes:
         raise ArgumentError(
             f"workspace: {workspace.nbytes} bytes, but this call needs {nbytes}; see workspace_bytes()"
@@ -181,8 +110,19 @@ def need_workspace(workspace: Any, nbytes: int, device: Any) -> None:
         raise ArgumentError(f"workspace: on {workspace.device}, but the cache is on {device}")
     if not workspace.is_contiguous():
         raise ArgumentError("workspace: not contiguous; give for example torch.empty(n, dtype=torch.uint8)")
+    need_memory("workspace", workspace)
     if workspace.data_ptr() % 16:
         raise ArgumentError("workspace: starts at an address that is no multiple of 16 bytes")
+
+
+def empty(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """A new tensor for an output that the caller did not give; refused where there is no room for it."""
+    import torch
+
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError):
+        raise ArgumentError(f"{name}: no memory for shape {shape}; give fewer rows at a time") from None
 
 
 def check_lens(kv_lens: Any, table: Any, page_size: int) -> None:
@@ -227,7 +167,8 @@ def check_slots(slots: Any, capacity: int) -> None:
 def check_starts(name: str, starts: Any, total: int) -> None:
     """Row starts must begin at 0, never fall, and end at the number of query rows."""
     values = starts.numpy()
-    if values[0] != 0 or values[-1] != total or (np.diff(values) < 0).any():
+    # Compared, not subtracted: a difference of two int32 may not fit into one.
+    if values[0] != 0 or values[-1] != total or (values[1:] < values[:-1]).any():
         raise ArgumentError(
             f"{name} = {values.tolist()[:8]}: must start at 0, never fall and end at the {total} rows of q"
         )

@@ -6,17 +6,15 @@ import math
 import threading
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 from kvgen.runtime import arguments as check
+from kvgen.runtime import places
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
-
-if TYPE_CHECKING:
-    pass
 
 
 class AttentionOps(OpsBase):
@@ -91,8 +89,8 @@ class AttentionOps(OpsBase):
         num_threads: int | None = None,
     ) -> int:
         """Bytes that ``workspace=`` must hold for ``decode`` or ``prefill`` with these arguments."""
-        if op not in ("decode", "prefill"):
-            raise ArgumentError(f"op = {op!r}: only decode and prefill take a workspace")
+        if not isinstance(op, str) or op not in ("decode", "prefill"):
+            raise ArgumentError(f"op = {brief(op)}: only decode and prefill take a workspace")
         if op == "prefill":
             check.need_starts(q_starts_B1)
         variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
@@ -121,7 +119,7 @@ class AttentionOps(OpsBase):
                 return done
         q, q_starts, table, kv_lens, out, lse = tensors
         values = self._attention(q, cache, table, kv_lens, q_starts, scale, params, num_threads)
-        made = self._run(op, variant, values, out, lse, workspace)
+        made = self._run(op, variant, cache, values, out, lse, workspace)
         if calls is not None and made[0].shape[0]:
             kernel = self.kernel(op, variant)
             self._remember(op, kernel, calls, (*tensors[:4], *made), tensors, values, scale)
@@ -141,8 +139,9 @@ class AttentionOps(OpsBase):
         self._own(cache)
         check.need_no_params(params)
         att = self.spec.attention
+        places.need_tensor("page_table", table)
         # A table of no dimensions has no rows to compare with; it is refused for itself below.
-        rows: int | str = "T" if q_starts is not None else (*getattr(table, "shape", ()), "B")[0]
+        rows: int | str = "T" if q_starts is not None else (*table.shape, "B")[0]
         check.need("q", q, (torch_dtype(att.q_dtype),), (rows, att.q_heads, att.head_dim), cache.device)
         max_q_len = self._check_table(cache, table, kv_lens, q_starts, total=q.shape[0])
         scale = att.scale if scale is None else check.need_scale(scale, att.scale)
@@ -199,6 +198,7 @@ class AttentionOps(OpsBase):
         self,
         op: str,
         variant: str,
+        cache: Cache,
         values: dict[str, Any],
         out: Tensor | None,
         lse: Tensor | None,
@@ -207,22 +207,19 @@ class AttentionOps(OpsBase):
         q = values["q"]
         given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
         out, lse = self._outputs(out, lse, q.shape[0], q.dtype, q.device)
-        if given:
-            held = {"q": q, "page_table": values["page_table"], "kv_lens": values["kv_lens"]}
-            if workspace is not None and hasattr(workspace, "data_ptr"):
-                held["workspace"] = workspace
-            check.need_apart(given, held)
         values |= output_values(out, lse)
-        if out.shape[0] == 0:
-            return out, lse
         kernel = self.kernel(op, variant)
-        need = kernel.workspace(values)
-        if workspace is None:
-            workspace = self.scratch(need, out.device)
-        else:
+        need = kernel.workspace(values) if out.shape[0] else 0
+        if workspace is not None:
             check.need_workspace(workspace, need, out.device)
-        values["workspace"] = workspace
-        kernel.launch(values)
+            given["workspace"] = workspace
+        if given:
+            read = {name: values[name] for name in ("q", "q_starts", "page_table", "kv_lens")}
+            held = {name: tensor for name, tensor in read.items() if tensor is not None}
+            places.need_apart(given, held | cache.fields())
+        if out.shape[0]:
+            values["workspace"] = self.scratch(need, out.device) if workspace is None else workspace
+            kernel.launch(values)
         return out, lse
 
     def scratch(self, nbytes: int, device: Any) -> Tensor:
@@ -234,12 +231,12 @@ class AttentionOps(OpsBase):
         if device.type != "cpu":
             import torch
 
-            return torch.empty(max(nbytes, 64), dtype=torch.uint8, device=device)
+            return check.empty("workspace", (max(nbytes, 64),), torch.uint8, device)
         held: Tensor = getattr(self._workspaces, "held", None)
         if held is None or held.nbytes < nbytes:
             import torch
 
-            held = self._workspaces.held = torch.empty(max(nbytes, 64), dtype=torch.uint8)
+            held = self._workspaces.held = check.empty("workspace", (max(nbytes, 64),), torch.uint8, device)
         return held
 
     @cached_property

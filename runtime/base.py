@@ -61,7 +61,7 @@ class OpsBase:
         device: str | None = None,
     ) -> Cache:
         """A zeroed cache of ``num_pages`` pages, for ``layers`` layers that share page ids."""
-        device = device or self.device
+        device = self.device if device is None else device
         made = new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers, device=device)
         for cache in made.layers:
             self._introduce(cache)
@@ -73,6 +73,7 @@ class OpsBase:
 
     def _introduce(self, cache: Cache) -> Cache:
         """Let torch.compile find the ops from a cache, and the ops a cache from its planes."""
+        self._need_here(cache)
         cache.ops = self.torch_ops.ops
         cache.planes["k"].kvgen_cache = weakref.ref(cache)  # type: ignore[attr-defined]
         return cache
@@ -100,11 +101,11 @@ class OpsBase:
 
         att = self.spec.attention
         if out is None:
-            out = torch.empty(rows, att.q_heads, att.v_head_dim, dtype=dtype, device=device)
+            out = check.empty("out", (rows, att.q_heads, att.v_head_dim), dtype, device)
         else:
             check.need("out", out, (dtype,), (rows, att.q_heads, att.v_head_dim), device)
         if lse is None:
-            lse = torch.empty(rows, att.q_heads, dtype=torch.float32, device=device)
+            lse = check.empty("lse", (rows, att.q_heads), torch.float32, device)
         else:
             check.need("lse", lse, (torch.float32,), (rows, att.q_heads), device)
         return out, lse
@@ -140,6 +141,15 @@ class OpsBase:
             raise ArgumentError(
                 f"cache: made for spec {its}, but this library reads {mine}; "
                 "the layout is part of a cache's value: use the library that made it"
+            )
+
+        self._need_here(cache)
+
+    def _need_here(self, cache: Cache) -> None:
+        """Refuse a cache whose memory this library's kernels cannot reach."""
+        if cache.device.type != self.device:
+            raise ArgumentError(
+                f"cache: on {cache.device}, but the kernels run on {self.device}; give device={self.device!r}"
             )
 
     def _checks_values(self, cache: Cache) -> bool:

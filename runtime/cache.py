@@ -7,12 +7,15 @@ record, so an exported library uses it too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from kvgen.errors import ArgumentError
+import numpy as np
+
+from kvgen.errors import ArgumentError, brief
 from kvgen.ir import PageRecord, Plane, Spec
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
-from kvgen.runtime.arguments import brief
+from kvgen.runtime import places
 
 if TYPE_CHECKING:
     import torch
@@ -57,9 +60,14 @@ class Cache:
         """Whether torch.compile is looking, which must see a custom op instead of Python."""
         self.ops: Any = None
         """The library's ops in ``torch.ops``."""
-        self.calls = Calls(num_pages) if self.device.type == "cpu" else None
+        # Views of the cache's own: what a caller does to the shape of its tensors does not move them.
+        self._fields = {name: tensor.detach() for name, tensor in self.planes.items()}
+        if self.device.type == "cpu":
+            for tensor in self._fields.values():
+                places.array(tensor)  # from now on torch refuses to resize the memory
+        self.calls = Calls(num_pages, self._fields) if self.device.type == "cpu" else None
         self._arguments: dict[str, Any] = {}
-        for name, tensor in self.planes.items():
+        for name, tensor in self._fields.items():
             self._arguments[name] = tensor
             if record.has(name):
                 for placed, stride in zip(record.plane(name).axes, tensor.stride(), strict=True):
@@ -76,6 +84,10 @@ class Cache:
     def capacity(self) -> int:
         """Tokens that all pages hold together."""
         return self.num_pages * self.spec.cache.page_size
+
+    def fields(self) -> dict[str, torch.Tensor]:
+        """The planes as the kernels see them, by a name for messages."""
+        return {f"the cache's {name}": tensor for name, tensor in self._fields.items()}
 
     def arguments(self) -> dict[str, Any]:
         """Pointers and run-time strides by ABI name."""
@@ -102,14 +114,21 @@ def new_cache(
     """
     for name, value in (("num_pages", num_pages), ("layers", layers)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} = {value!r}: give a positive integer")
+            raise ArgumentError(f"{name} = {brief(value)}: give a positive integer")
     if num_pages > 2**31 - 1:
-        raise ArgumentError(f"num_pages = {num_pages}: page ids are int32, so at most {2**31 - 1}")
+        raise ArgumentError(f"num_pages = {brief(num_pages)}: page ids are int32, so at most {2**31 - 1}")
+    if record.page_bytes() * num_pages * layers >= 2**62:
+        raise ArgumentError(f"layers = {brief(layers)}: more bytes than there are addresses; give fewer")
     _check_device(device)
     static = _static_scales(spec, scales, device)
     align = max(64, record.align)
     steps = {pool: -(-size.at(num_pages) // align) * align for pool, size in record.pools}
-    slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}
+    try:
+        slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}
+    except (MemoryError, RuntimeError) as error:
+        size = sum(steps.values()) * layers
+        reason = f"{size} bytes with layers = {layers}, and there is no room ({brief(str(error))})"
+        raise ArgumentError(f"num_pages = {num_pages}: {reason}; give fewer pages") from None
     made = []
     for layer in range(layers):
         pools = {pool: slab[layer * steps[pool] : (layer + 1) * steps[pool]] for pool, slab in slabs.items()}
@@ -134,8 +153,7 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
         raise ArgumentError(f"{missing[0]}: missing; adopt() needs {', '.join(names)}")
     for plane in record.planes:
         tensor = planes[plane.name]
-        if not hasattr(tensor, "data_ptr"):
-            raise ArgumentError(f"{plane.name} = {brief(tensor)}: give a torch tensor")
+        places.need_tensor(plane.name, tensor)
         if tensor.dim() != len(plane.axes):
             axes = " ".join(str(placed.axis) for placed in plane.axes)
             raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but its axes are '{axes}'")
@@ -147,6 +165,10 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
     for name in names:
         if planes[name].device != device:
             raise ArgumentError(f"{name}: on {planes[name].device}, but k is on {device}; move one of them")
+    for name in names:
+        places.need_memory(name, planes[name])
+    if device.type == "cpu":
+        places.need_apart({name: planes[name] for name in names}, {})
     static = _static_scales(spec, scales, str(device))
     return Cache(spec, record, num_pages, {name: planes[name] for name in names} | static)
 
@@ -166,10 +188,8 @@ def _check_adopted(plane: Plane, tensor: Any, num_pages: int, pages: Mapping[str
         raise ArgumentError(f"{plane.name}: {pages[plane.name]} pages, but another plane has {num_pages}")
     if num_pages < 1:
         raise ArgumentError(f"{plane.name}: no pages; give at least one")
-    if tensor.data_ptr() % plane.itemsize:
-        raise ArgumentError(
-            f"{plane.name}: starts at an address that is no multiple of {plane.itemsize} bytes"
-        )
+    if tensor.is_neg():
+        raise ArgumentError(f"{plane.name}: a lazily negated view, whose memory differs; use .resolve_neg()")
     inside = 1
     for placed, stride, extent in reversed(list(zip(plane.axes, tensor.stride(), tensor.shape, strict=True))):
         step = placed.stride.fixed // plane.itemsize
@@ -216,7 +236,7 @@ def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:
 
     from kvgen.backends.cpu import memory
 
-    if device == "cpu":
+    if str(device) == "cpu":
         return memory.allocate_tensor(nbytes, align)
     # CUDA's and HIP's allocators start blocks on 512 bytes; a larger align needs room to shift.
     slab = torch.zeros(nbytes + align, dtype=torch.uint8, device=device)
@@ -229,9 +249,9 @@ def _check_device(device: Any) -> None:
 
     try:
         torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ArgumentError(f"device = {device!r}: torch cannot use it here ({reason})") from None
+    except (AssertionError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise ArgumentError(f"device = {brief(device)}: torch cannot use it here ({reason})") from None
 
 
 def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) -> dict[str, torch.Tensor]:
@@ -240,9 +260,9 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
     scales = {} if scales is None else scales
     if not isinstance(scales, Mapping):
         raise ArgumentError(f"scales = {brief(scales)}: give a mapping, {{'k': tensor, 'v': tensor}}")
-    unknown = sorted(set(scales) - {"k", "v"}, key=str)
+    unknown = [key for key in scales if not isinstance(key, str) or key not in ("k", "v")]
     if unknown:
-        raise ArgumentError(f"scales[{unknown[0]!r}]: give scales for 'k' and 'v'")
+        raise ArgumentError(f"scales[{brief(unknown[0])}]: give scales for 'k' and 'v'")
     found = {}
     for side in ("k", "v"):
         quant = spec.cache.quant(side)
@@ -257,18 +277,32 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
             what = f"{count} positive f32 scales, one a KV head" if count > 1 else "one positive f32 scale"
             reason = "cannot be computed by an append (its group spans tokens)"
             raise ArgumentError(f"scales[{side!r}]: missing; the scale of {side} {reason}: give {what}")
-        try:
-            tensor = torch.as_tensor(scales[side], dtype=torch.float32, device=device)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            shown = brief(scales[side])
-            raise ArgumentError(f"scales[{side!r}] = {shown}: give numbers, or a tensor with data") from None
-        tensor = tensor.detach().reshape(-1).contiguous()
+        tensor = _numbers(f"scales[{side!r}]", scales[side], device)
         if tensor.numel() != count:
             raise ArgumentError(f"scales[{side!r}]: {tensor.numel()} values, but the spec has {count}")
         # Below that, 1 / scale is no number to round with.
         if not bool((torch.isfinite(tensor) & (tensor >= ZERO_BLOCK_AMAX)).all()):
+            shown = brief(tensor.tolist())
             raise ArgumentError(
-                f"scales[{side!r}] = {tensor.tolist()}: every scale must be finite and at least 2**-100"
+                f"scales[{side!r}] = {shown}: every scale must be finite and at least 2**-100"
             )
         found[f"{side}_scale"] = tensor
     return found
+
+
+def _numbers(name: str, value: Any, device: Any) -> torch.Tensor:
+    """Numbers, an array of them or a tensor, as a flat f32 tensor on ``device``."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        places.need_tensor(name, value)
+        places.need_memory(name, value)
+        value = value.detach()
+    else:
+        flat = list(value) if isinstance(value, list | tuple) else [value]
+        if not isinstance(value, np.ndarray) and not all(isinstance(x, Real) for x in flat):
+            raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them")
+    try:
+        return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(-1).contiguous()
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them") from None

@@ -53,11 +53,10 @@ class TorchOps:
     def _cache(self, planes: tuple[Tensor, ...]) -> Cache:
         """The cache of these planes: the one that made them where they come from one."""
         owner = getattr(planes[0], "kvgen_cache", None)
-        cache = owner() if owner is not None else None
-        if cache is not None and all(
-            mine is given for mine, given in zip(cache.planes.values(), planes, strict=True)
-        ):
-            return cache  # type: ignore[no-any-return]
+        cache: Cache | None = owner() if owner is not None else None
+        mine = () if cache is None else tuple(cache.planes.values())
+        if cache and len(mine) == len(planes) and all(a is b for a, b in zip(mine, planes, strict=True)):
+            return cache
         stored = dict(zip(self._stored, planes, strict=False))
         scales = dict(zip(self._static, planes[len(self._stored) :], strict=True))
         given = {name.removesuffix("_scale"): tensor for name, tensor in scales.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvgen.backends.cpu import artifact, isa
 from kvgen.backends.cpu.kernel import CpuKernel
 from kvgen.backends.cpu.loader import Library, open_library
-from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
+from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError, brief
 from kvgen.runtime.base import Launchable
 from kvgen.runtime.manifest import Exported, Manifest, read_manifest
 from kvgen.runtime.ops import CacheOps
@@ -61,12 +61,12 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
     if isinstance(source, CacheOps):
         return source
     if not isinstance(source, str | Path):
-        raise ArgumentError(f"source = {source!r}: give a library, or the folder of an exported one")
+        raise ArgumentError(f"source = {brief(source)}: give a library, or the folder of an exported one")
     folder = Path(source)
     manifest = read_manifest(folder)
     held = [name for name in manifest.targets if name.startswith("cpu-")]
-    if target and target not in held:
-        raise ArgumentError(f"target = {target!r}: {folder} holds {', '.join(held) or 'no CPU kernels'}")
+    if not isinstance(target, str) or (target and target not in held):
+        raise ArgumentError(f"target = {brief(target)}: {folder} holds {', '.join(held) or 'no CPU kernels'}")
     names = [target] if target else [name for name in _BEST_FIRST if name in held]
     reasons = []
     for name in names:

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import ToolchainError
+from kvgen.errors import ToolchainError, brief
 from kvgen.ir import PageRecord, Schedule, Spec
 from kvgen.ir.plan import Arg
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the manifest's fields."""
 
 NAME = "manifest.json"
@@ -91,7 +91,13 @@ class Manifest:
                 for name, kernels in self.targets.items()
             },
         }
-        return json.dumps(body, indent=1) + "\n"
+        return json.dumps(sealed(body), indent=1) + "\n"
+
+
+def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """``body`` with the sha256 of its other values. Arguments and strides steer kernels as code does."""
+    values = {key: value for key, value in body.items() if key != "sha256"}
+    return values | {"sha256": hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -103,11 +109,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise ToolchainError(
             f"{path}: {error.strerror}; give the folder of a package that `kvgen export` wrote"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ToolchainError(f"{path}: no JSON ({error}); export the library again") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        has = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise ToolchainError(f"{path}: schema {has!r}, and this loader reads {SCHEMA}; export again")
+        has = brief(found.get("schema")) if isinstance(found, dict) else type(found).__name__
+        raise ToolchainError(f"{path}: schema {has}, and this loader reads {SCHEMA}; export again")
+    if found != sealed(found):
+        raise ToolchainError(f"{path}: not what was written (its sha256 differs); export again")
     try:
         manifest = Manifest(
             found["kvgen"],
@@ -117,7 +125,9 @@ def read_manifest(folder: Path) -> Manifest:
         )
         expected = found["spec_sha256"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ToolchainError(f"{path}: damaged ({type(error).__name__}: {error}); export again") from error
+        raise ToolchainError(
+            f"{path}: damaged ({type(error).__name__}: {brief(str(error))}); export again"
+        ) from error
     if manifest.spec.hash != expected:
         raise ToolchainError(f"{path}: its spec is not the one it was written for (sha256 differs)")
     return manifest

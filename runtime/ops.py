@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 from kvgen.runtime import arguments as check
+from kvgen.runtime import places
 from kvgen.runtime.attention import AttentionOps
 from kvgen.runtime.base import Tensor, dtype_name, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
@@ -42,6 +43,7 @@ class CacheOps(AttentionOps):
         tokens = k_THD.shape[0]
         check.need("v", v_THD, (k_THD.dtype,), (tokens, att.kv_heads, att.v_head_dim), cache.device)
         check.need("slots", slots_T, (torch.int64,), (tokens,), cache.device)
+        places.need_outside({"k": k_THD, "v": v_THD, "slots": slots_T}, cache.fields())
         if self._checks_values(cache):
             check.check_slots(slots_T, cache.capacity)
         if not tokens:
@@ -85,11 +87,15 @@ class CacheOps(AttentionOps):
         given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
         out, lse = self._outputs(out, lse, tokens, outs_NTHD.dtype, device)
         if given:
-            # One of the inputs is a fine place, state for state; a place across several is not.
-            inputs = {"outs": (outs_NTHD, out), "lses": (lses_NTH, lse)}
-            check.need_apart(
-                given, {name: pool for name, (pool, own) in inputs.items() if not check.is_row(own, pool)}
-            )
+            places.need_apart(given, {})
+        # One of the inputs is a fine place, state for state; a place across several is not.
+        for name, made, own, other in (("out", out, outs_NTHD, lses_NTH), ("lse", lse, lses_NTH, outs_NTHD)):
+            if name in given:
+                inputs = {"outs": outs_NTHD, "lses": lses_NTH}
+                places.need_outside(
+                    {name: made},
+                    {key: t for key, t in inputs.items() if t is other or not places.is_row(made, own)},
+                )
         if tokens:
             self.kernel("merge", dtype_name(outs_NTHD.dtype)).launch(
                 {
@@ -117,6 +123,7 @@ class CacheOps(AttentionOps):
 
         check.need("src_pages", src_pages, (torch.int32,), ("N",), cache.device)
         check.need("dst_pages", dst_pages, (torch.int32,), (src_pages.shape[0],), cache.device)
+        places.need_outside({"src_pages": src_pages, "dst_pages": dst_pages}, cache.fields())
         if self._checks_values(cache):
             check.check_copy(src_pages, dst_pages, cache.num_pages)
         if src_pages.shape[0]:
@@ -147,21 +154,25 @@ class CacheOps(AttentionOps):
         self._check_table(cache, page_table_BP, kv_lens_B, None, ranged=False)
         if out is not None:
             check.need_pair("out", out)
-        dtype = dtype or (torch_dtype(att.q_dtype) if out is None else out[0].dtype)
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ArgumentError(f"dtype = {dtype}: give torch.float32, torch.bfloat16 or torch.float16")
+        if dtype is None:
+            dtype = torch_dtype(att.q_dtype) if out is None else out[0].dtype
+        if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ArgumentError(
+                f"dtype = {brief(dtype)}: give torch.float32, torch.bfloat16 or torch.float16"
+            )
         ends = torch.cumsum(kv_lens_B, 0, dtype=torch.int64)
         total = (int(ends[-1]) if len(ends) else 0) if out is None else out[0].shape[0]
         if out is None:
-            k = torch.empty(total, att.kv_heads, att.head_dim, dtype=dtype, device=cache.device)
-            v = torch.empty(total, att.kv_heads, att.v_head_dim, dtype=dtype, device=cache.device)
+            k = check.empty("k", (total, att.kv_heads, att.head_dim), dtype, cache.device)
+            v = check.empty("v", (total, att.kv_heads, att.v_head_dim), dtype, cache.device)
         else:
             k, v = out
             if cache.device.type == "cpu":
                 total = int(ends[-1]) if len(ends) else 0
             check.need("out[0]", k, (dtype,), (total, att.kv_heads, att.head_dim), cache.device)
             check.need("out[1]", v, (dtype,), (total, att.kv_heads, att.v_head_dim), cache.device)
-            check.need_apart({"out[0]": k, "out[1]": v}, {})
+            read = {"page_table": page_table_BP, "kv_lens": kv_lens_B}
+            places.need_apart({"out[0]": k, "out[1]": v}, read | cache.fields())
         if total:
             capacity = page_table_BP.shape[1] * self.spec.cache.page_size
             longest = int(kv_lens_B.max()) if cache.device.type == "cpu" else capacity

@@ -11,7 +11,7 @@ The code is flat on purpose: each attribute of a tensor costs 50 to 100 ns, and 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from kvgen.backends.cpu import machine
+from kvgen.errors import ArgumentError
+from kvgen.runtime import arguments as check
+from kvgen.runtime.places import reach, spans
 
 NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", "max_q_len")
 """What every call brings anew: addresses, and a number that follows from values."""
@@ -54,14 +57,23 @@ class Known:
     lse_shape: tuple[int, ...]
     reaches: tuple[int, ...]
     """Bytes from the first to past the last element of q, q_starts, page_table, kv_lens, out, lse."""
+    unaligned: int
+    """The bits that are zero in an address of q and out, or of k and v."""
 
 
 class Calls:
     """The calls that one cache has seen."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, fields: Mapping[str, Tensor]) -> None:
         self._num_pages = num_pages
         self._known: dict[Hashable, Known] = {}
+        self._fields = fields
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the cache's memory is."""
+        self._planes = tuple((tensor, tensor.data_ptr()) for tensor in self._fields.values())
+        self._spans = spans(self._fields)
 
     def put(self, key: Hashable, call: Call, tensors: tuple[Tensor | None, ...]) -> None:
         """Remember a call that was checked; all are forgotten when there are too many.
@@ -71,8 +83,13 @@ class Calls:
         """
         if len(self._known) >= LIMIT:
             self._known.clear()
+        if any(plane.data_ptr() != address for plane, address in self._planes):
+            self._known.clear()
+            self._look()
         out, lse = (() if tensor is None else tuple(tensor.shape) for tensor in tensors[-2:])
-        self._known[key] = Known(call, out, lse, tuple(reach(tensor) for tensor in tensors))
+        reaches = tuple(reach(tensor) for tensor in tensors)
+        assert tensors[0] is not None  # q or k
+        self._known[key] = Known(call, out, lse, reaches, tensors[0].itemsize - 1)
 
     def append(self, library: Any, k: Tensor, v: Tensor, slots: Tensor) -> bool:
         """Run an append of known shapes; whether that was done."""
@@ -84,8 +101,19 @@ class Calls:
             at_k, at_v, at_slots = k.data_ptr(), v.data_ptr(), slots.data_ptr()
         except RuntimeError:  # a tensor of a transform has no address
             return False
-        if not (at_k and at_v and at_slots):
+        if not (at_k and at_v and at_slots) or (at_k | at_v) & known.unaligned or at_slots & 7:
             return False
+        size_k, size_v, size_slots = known.reaches
+        for first, end in self._spans:
+            if (
+                (first < at_k + size_k and at_k < end)
+                or (first < at_v + size_v and at_v < end)
+                or (first < at_slots + size_slots and at_slots < end)
+            ):
+                return False
+        for plane, address in self._planes:
+            if plane.data_ptr() != address:
+                return False
         args = known.call.bind((at_k, at_v, at_slots, 0, 0, 0, 0, 0))
         if library.checked and known.call.query(args, self._num_pages, 0) < 0:
             return False
@@ -113,7 +141,7 @@ class Calls:
             at_starts = 0 if q_starts is None else q_starts.data_ptr()
             if not at_q or not at_table or not at_lens:  # no elements, or memory that was freed
                 return None
-            size_q, _, size_table, size_lens, size_out, size_lse = known.reaches
+            size_q, size_starts, size_table, size_lens, size_out, size_lse = known.reaches
             if out is None:
                 out = torch.empty(known.out_shape, dtype=q.dtype)
                 at_out = out.data_ptr()
@@ -123,6 +151,7 @@ class Calls:
                     (at_out + size_out <= at_q or at_q + size_q <= at_out)
                     and (at_out + size_out <= at_table or at_table + size_table <= at_out)
                     and (at_out + size_out <= at_lens or at_lens + size_lens <= at_out)
+                    and (at_out + size_out <= at_starts or at_starts + size_starts <= at_out)
                 ):
                     return None
             if lse is None:
@@ -134,11 +163,20 @@ class Calls:
                     (at_lse + size_lse <= at_q or at_q + size_q <= at_lse)
                     and (at_lse + size_lse <= at_table or at_table + size_table <= at_lse)
                     and (at_lse + size_lse <= at_lens or at_lens + size_lens <= at_lse)
+                    and (at_lse + size_lse <= at_starts or at_starts + size_starts <= at_lse)
                     and (at_lse + size_lse <= at_out or at_out + size_out <= at_lse)
                 ):
                     return None
         except RuntimeError:  # a tensor of a transform has no address
             return None
+        if (at_q | at_out) & known.unaligned or (at_starts | at_table | at_lens | at_lse) & 3:
+            return None
+        for first, end in self._spans:
+            if (first < at_out + size_out and at_out < end) or (first < at_lse + size_lse and at_lse < end):
+                return None
+        for plane, address in self._planes:
+            if plane.data_ptr() != address:  # its storage was moved, into shared memory for example
+                return None
         longest = 1 if q_starts is None else int(np.diff(q_starts.numpy()).max(initial=0))
         call = known.call
         args = call.bind((at_q, at_starts, at_table, at_lens, at_out, at_lse, 0, longest))
@@ -148,21 +186,32 @@ class Calls:
         if workspace is None:
             at_workspace = library.scratch(need, q.device).data_ptr()
         else:
-            if type(workspace) is not Tensor or not workspace.is_cpu or not workspace.is_contiguous():
-                return None
-            at_workspace, size = workspace.data_ptr(), workspace.nbytes
-            if (
-                size < need
-                or at_workspace % 16
-                or not (
-                    (at_workspace + size <= at_out or at_out + size_out <= at_workspace)
-                    and (at_workspace + size <= at_lse or at_lse + size_lse <= at_workspace)
-                )
+            at_workspace = self._workspace(workspace, need)
+            end = at_workspace + need
+            if not at_workspace or not (
+                (end <= at_out or at_out + size_out <= at_workspace)
+                and (end <= at_lse or at_lse + size_lse <= at_workspace)
+                and (end <= at_q or at_q + size_q <= at_workspace)
+                and (end <= at_table or at_table + size_table <= at_workspace)
+                and (end <= at_lens or at_lens + size_lens <= at_workspace)
+                and (end <= at_starts or at_starts + size_starts <= at_workspace)
             ):
                 return None
         args[call.at[6]] = at_workspace
         call.launch(args)
         return out, lse
+
+    def _workspace(self, workspace: Any, need: int) -> int:
+        """The address of a workspace that is plain, large enough and outside the cache; otherwise 0."""
+        try:
+            check.need_workspace(workspace, need, _CPU)
+        except ArgumentError:
+            return 0
+        at = int(workspace.data_ptr())
+        return 0 if any(first < at + need and at < end for first, end in self._spans) else at
+
+
+_CPU = torch.device("cpu")
 
 
 def call_key(
@@ -186,11 +235,3 @@ def call_key(
     except RuntimeError:  # a sparse tensor has no strides
         return None
     return tuple(parts)
-
-
-def reach(tensor: Tensor | None) -> int:
-    """Bytes from the first element of a tensor to past its last; 0 where there is none."""
-    if tensor is None or not tensor.numel():
-        return 0
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((last + 1) * tensor.itemsize)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvgen.errors import Diagnostic
+from kvgen.errors import Diagnostic, brief
 from kvgen.ir.quant import FORMATS
 
 Problems = list[Diagnostic]
@@ -156,12 +157,26 @@ def note(problems: Problems, path: str, value: object, reason: str, hint: str = 
 
 
 def _showable(value: object) -> object:
-    """``value``, or a description where Python refuses to print it: a huge integer, very deep nesting."""
+    """``value``, or a description where printing it fails or is long: huge integers, deep nesting."""
     try:
-        shown = repr(value)
+        shown = repr(value) if _plain(value) else brief(value)
     except (ValueError, RecursionError):
         shown = ""
-    return value if 0 < len(shown) <= 4000 else f"({type(value).__name__} too large to show)"
+    if not 0 < len(shown) <= 500:
+        return f"({type(value).__name__} too large to show)"
+    return value if _plain(value) else shown
+
+
+def _plain(value: object) -> bool:
+    """Whether a value is such as TOML has, all through: its repr runs no code of anybody else's."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_plain(key) and _plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_plain, value))  # type: ignore[call-overload]
+    return value is None or type(value) in _PLAIN
+
+
+_PLAIN = (str, bytes, bool, int, float, complex, datetime.date, datetime.time, datetime.datetime)
 
 
 def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Problems) -> dict[str, Any]:

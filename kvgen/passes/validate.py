@@ -82,7 +82,8 @@ def validate(raw: Any) -> Spec:
 
 
 def _unreadable(source: str | Path, reason: str, hint: str) -> SpecError:
-    return SpecError([Diagnostic(str(source), str(source), reason, hint)])
+    shown = str(source) if len(str(source)) <= 300 else f"{str(source)[:100]}..."
+    return SpecError([Diagnostic(shown, shown, reason[:300], hint)])
 
 
 def _check_heads(att: dict[str, Any], problems: Problems) -> None:

@@ -18,7 +18,7 @@ from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
 from kvgen.export.package import Package, export, package_name
 from kvgen.runtime.engine import Engine
 from kvgen.runtime.loader import load
-from kvgen.runtime.manifest import read_manifest
+from kvgen.runtime.manifest import read_manifest, sealed
 from tests.export.conftest import SPEC
 from tests.support.tiny_model import TinyModel, prompts
 
@@ -148,8 +148,22 @@ def test_altered_manifest_is_refused(
     path = folder / "manifest.json"
     found = json.loads(path.read_text())
     spoil(found)
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(sealed(found)))
     with pytest.raises((ToolchainError, UnsupportedError), match=message):
+        load(folder)
+
+
+def test_damaged_manifest_is_refused(exported: Package, tmp_path: Path) -> None:
+    """A stride or an argument that changed would send a kernel to memory that is not the cache's."""
+    folder = copied(exported, tmp_path)
+    path = folder / "manifest.json"
+    found = json.loads(path.read_text())
+    found["targets"]["cpu-portable"][0]["args"].reverse()
+    path.write_text(json.dumps(found))
+    with pytest.raises(ToolchainError, match="not what was written"):
+        load(folder)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ToolchainError, match="no JSON"):
         load(folder)
 
 

@@ -503,7 +503,7 @@ inline int64_t broken_rule(const Args& a, int64_t num_pages, int64_t rows) {
   for (int64_t b = 0; b < a.batch; ++b) {
     const int64_t kv_len = a.kv_lens[b];
     if (kv_len < 0 || kv_len > a.table_width * PAGE) return 1;
-    const int64_t q_len = a.q_starts[b + 1] - a.q_starts[b];
+    const int64_t q_len = (int64_t)a.q_starts[b + 1] - a.q_starts[b];
     if (q_len < 0) return 2;
     const int32_t* pages = a.page_table + b * a.table_stride;
     for (int64_t p = 0; p < (kv_len + PAGE - 1) / PAGE; ++p)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvgen.errors import ArgumentError, SpecError
 from kvgen.passes.validate import load_spec
@@ -118,6 +119,215 @@ def test_tensors_without_the_memory_they_show() -> None:
     b.q.untyped_storage().resize_(0)
     with pytest.raises(ArgumentError, match=r"q: .*without memory"):
         b.decode()
+
+
+def escaped(t: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    torch.func.vmap(lambda x: (kept.append(x), x)[1])(t[None])
+    return kept[0]
+
+
+def shrunk(t: torch.Tensor) -> torch.Tensor:
+    t = t.clone()
+    t.untyped_storage().resize_(t.nbytes // 2)
+    return t
+
+
+ODD: dict[str, Callable[[torch.Tensor], Any]] = {
+    "csr": lambda t: t.reshape(t.shape[0], -1).to_sparse_csr(),
+    "coo": lambda t: t.to_sparse(),
+    "mkldnn": lambda t: t.float().to_mkldnn(),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "storage": lambda t: t.untyped_storage(),
+    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "functional": torch._to_functional_tensor,
+    "vmap": escaped,
+    "shrunk": shrunk,
+    "misaligned": lambda t: torch.frombuffer(
+        bytearray(t.nbytes + 8), dtype=t.dtype, offset=1, count=t.numel()
+    ).view(t.shape),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ODD)
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *(("prefill", name) for name in ("q", "table", "lens", "starts")),
+        *(("append", name) for name in ("k", "v", "slots")),
+        *(("copy", name) for name in ("src", "dst")),
+        *(("merge", name) for name in ("outs", "lses")),
+    ],
+)
+def test_tensors_of_every_odd_kind(op: str, name: str, form: str) -> None:
+    b = Batch()
+    setattr(b, name, ODD[form](getattr(b, name)))
+    with pytest.raises(ArgumentError, match=r"^(page_table|kv_|q_|src_|dst_)?\w+( = |: )"):
+        getattr(b, op)()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ODD)
+@pytest.mark.parametrize("name", ["out", "lse", "workspace"])
+def test_outputs_of_every_odd_kind(name: str, form: str) -> None:
+    b = Batch()
+    right = {"out": torch.zeros(2, 4, 16), "lse": torch.zeros(2, 4), "workspace": torch.zeros(2**16)}
+    with pytest.raises(ArgumentError, match=f"^{name}( = |: )"):
+        b.prefill(**{name: ODD[form](right[name])})
+
+
+def test_row_starts_whose_differences_do_not_fit() -> None:
+    """Differences of int32 wrap: these never seem to fall."""
+    b = Batch()
+    b.table, b.lens = torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    wild = torch.tensor([0, 2**31 - 1, -2, 2], dtype=torch.int32)
+    for op in (b.lib.prefill, b.lib.decode):
+        for starts in (torch.tensor([0, 1, 1, 2], dtype=torch.int32), wild, wild):
+            if starts is wild:
+                with pytest.raises(ArgumentError, match=r"q_starts = .*never fall"):
+                    op(b.q, b.cache, b.table, b.lens, starts)
+            else:
+                op(b.q, b.cache, b.table, b.lens, starts)
+
+
+@pytest.mark.parametrize("name", ["out", "lse", "workspace"])
+def test_nothing_is_written_over_the_cache_or_the_tables(name: str) -> None:
+    """Also by a call whose shapes were seen: outputs over ``q_starts`` would send rows anywhere."""
+    b = Batch()
+    b.cache = b.lib.new_cache(60)
+    big = torch.zeros(2**16, dtype=torch.uint8)
+    right = {"out": torch.zeros(2, 4, 16), "lse": torch.zeros(2, 4), "workspace": big}
+    slab, shape, dtype = b.cache.pools["kv"], right[name].shape, right[name].dtype
+    b.prefill(**right)
+    starts = big[: 3 * 4].view(torch.int32)
+    b.starts = starts.copy_(torch.tensor([0, 1, 2]))
+    over = {
+        "the cache's k": slab.view(dtype)[: right[name].numel()].view(shape) if name != "workspace" else slab,
+        "q_starts": big if name == "workspace" else big.view(dtype)[: right[name].numel()].view(shape),
+    }
+    for what, place in over.items():
+        with pytest.raises(ArgumentError, match=f"{name}: shares memory with {what}"):
+            b.prefill(**right | {name: place})
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_slots_and_pages_that_a_write_would_change(again: bool) -> None:
+    b = Batch()
+    slab = b.cache.pools["kv"]
+    if again:
+        b.append()
+        b.copy()
+    b.slots = slab[:24].view(torch.int64)
+    with pytest.raises(ArgumentError, match="slots: shares memory with the cache's k"):
+        b.append()
+    b.src = slab[:8].view(torch.int32)
+    with pytest.raises(ArgumentError, match="src_pages: shares memory with the cache's k"):
+        b.copy()
+
+
+def test_merge_into_the_other_input() -> None:
+    b = Batch()
+    lse = b.outs[1].view(-1)[:12].view(3, 4)
+    with pytest.raises(ArgumentError, match="lse: shares memory with outs"):
+        b.merge(out=b.outs[0], lse=lse)
+
+
+def adopted(lib: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    given = {side: torch.zeros(6, 2, 4, 16) for side in "kv"}
+    return lib.adopt(**given), given
+
+
+def test_memory_of_a_cache_that_moves_or_goes() -> None:
+    b = Batch()
+    b.cache, given = adopted(b.lib)
+    b.decode()
+    for change in (lambda t: t.untyped_storage().resize_(0), lambda t: t.resize_(10**6)):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            change(given["k"])
+    given["v"].share_memory_()  # to another place
+    given["v"].fill_(3)
+    for _ in range(2):
+        assert (b.decode()[0] == 3).all()
+    given["v"].set_(torch.zeros(1))  # the caller's tensor only
+    for _ in range(2):
+        assert (b.decode()[0] == 3).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", [*ODD, "meta", "freed"])
+def test_adopted_planes_of_every_odd_kind(form: str) -> None:
+    _, given = adopted(lib := library("portable", SPEC))
+    if form == "freed":
+        given["v"] = torch.zeros(6, 2, 4, 16)
+        given["v"].untyped_storage().resize_(0)
+    else:
+        given["v"] = {**ODD, "meta": lambda t: t.to("meta")}[form](given["v"])
+    with pytest.raises(ArgumentError, match=r"^v( = |: )"):
+        lib.adopt(**given)
+
+
+def test_planes_in_one_place() -> None:
+    _, given = adopted(lib := library("portable", SPEC))
+    with pytest.raises(ArgumentError, match="v: shares memory with k"):
+        lib.adopt(k=given["k"], v=given["k"])
+
+
+def test_a_cache_where_no_kernel_reaches_it() -> None:
+    with pytest.raises(ArgumentError, match=r"cache: on meta, but the kernels run on cpu"):
+        library("portable", SPEC).new_cache(2, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_pages": 10**5000}, "num_pages = <an integer of"),
+        ({"num_pages": 2**31 - 1}, "num_pages = .* no room"),
+        ({"num_pages": 3, "layers": 10**5000}, "layers = <an integer of .*more bytes than"),
+        ({"num_pages": 3, "device": ""}, "device = ''"),
+    ],
+    ids=["digits", "bytes", "layers", "device"],
+)
+def test_caches_of_no_size(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        library("portable", SPEC).new_cache(**options)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def freed() -> torch.Tensor:
+    gone = torch.zeros(2)
+    gone.untyped_storage().resize_(0)
+    return gone
+
+
+@pytest.mark.parametrize("value", [[freed()], freed(), Unprintable(), 10**5000, "x" * 9000], ids=range(5))
+def test_values_that_must_not_be_shown(value: Any) -> None:
+    b = Batch()
+    for run in (
+        lambda: b.decode(scale=value),
+        lambda: b.decode(params=value),
+        lambda: b.decode(num_threads=value),
+        lambda: b.gather(dtype=value),
+        lambda: b.lib.workspace_bytes(value, b.q, b.cache, b.table, b.lens),
+        lambda: b.lib.append(b.cache, value, b.v, b.slots),
+        lambda: b.lib.new_cache(1, scales={"k": value}),
+        lambda: b.lib.new_cache(value),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            run()
+        assert len(str(caught.value)) < 400
+
+
+def test_more_rows_than_there_is_memory() -> None:
+    b = Batch()
+    with pytest.raises(ArgumentError, match="out: no memory for shape"):
+        b.lib.merge(
+            torch.zeros(1, 1, 4, 16).expand(1, 2**45, 4, 16), torch.zeros(1, 1, 4).expand(1, 2**45, 4)
+        )
 
 
 def test_messages_stay_short() -> None:

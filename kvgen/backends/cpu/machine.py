@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 
 MAX_THREADS = 1024
 """Most threads of one kernel. An OpenMP runtime asked for more than it can start ends the process."""
@@ -175,7 +175,7 @@ def _wanted_threads(requested: int | None) -> int:
     want = f"must be a whole number from 1 to {MAX_THREADS}"
     if requested is not None:
         if isinstance(requested, bool) or not isinstance(requested, int) or not 0 < requested <= MAX_THREADS:
-            raise ArgumentError(f"num_threads = {requested!r}: {want}")
+            raise ArgumentError(f"num_threads = {brief(requested)}: {want}")
         return requested
     # The bytes of the environment: a third of the time of ``os.environ``, on the path of every call.
     raw = os.environb.get(b"KVGEN_NUM_THREADS")

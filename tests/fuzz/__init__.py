@@ -1,0 +1,1 @@
+"""A fuzzer of the Python API: ``python -m tests.fuzz --minutes 10 --seed 1``."""
