@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ class _Missing:
 
 MISSING: Final = _Missing()
 REQUIRED: Final = object()
+MOST_UNKNOWN: Final = 50
+"""Unknown keys of a table that are named one by one."""
 LABEL: Final = r"[\w .,:+@()/=-]{1,100}"
 
 
@@ -186,13 +188,25 @@ def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Pro
             note(problems, path or "spec", table, "not a table", "a table (a mapping with string keys)")
         return {name: MISSING if f.default is REQUIRED else f.default for name, f in fields.items()}
     prefix = f"{path}." if path else ""
-    for key in table:
-        if isinstance(key, str) and key in fields:
-            continue
-        near = difflib.get_close_matches(key, fields, 1, 0.5) if isinstance(key, str) else []
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields)}"
-        note(problems, f"{prefix}{_showable(key)}", table[key], "unknown key", hint)
+    unknown = [key for key in table if not isinstance(key, str) or key not in fields]
+    if len(unknown) > MOST_UNKNOWN:
+        note(
+            problems,
+            path or "spec",
+            f"({len(table)} keys)",
+            "this is no spec",
+            f"known keys: {', '.join(fields)}",
+        )
+    for key in unknown[:MOST_UNKNOWN]:
+        note(problems, f"{prefix}{_showable(key)}", table[key], "unknown key", nearest(key, fields))
     return {name: _read(name, f, table, prefix, problems) for name, f in fields.items()}
+
+
+def nearest(key: Any, known: Collection[str]) -> str:
+    """A hint for an unknown key: the known one that it resembles, or all of them."""
+    # Of a long key only the start is compared: the time grows with the square of the length.
+    near = difflib.get_close_matches(key[:40], known, 1, 0.5) if isinstance(key, str) else []
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _read(name: str, field: Field, table: Mapping[str, Any], prefix: str, problems: Problems) -> Any:

@@ -15,7 +15,10 @@ from kvgen.errors import Diagnostic, SpecError
 from kvgen.ir import AttentionSpec, CacheSpec, LayoutError, LayoutSpec, QuantSpec, Spec
 from kvgen.ir.layout import Axis
 from kvgen.ir.quant import FORMATS, GROUPS
-from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, note, read_table
+from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, nearest, note, read_table
+
+MOST_BYTES = 1 << 16
+"""Of a spec file. One has some hundred; what has many more is something else, a device for example."""
 
 
 def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
@@ -27,7 +30,13 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
         return validate(source)
     path = Path(source)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise _unreadable(source, f"has more than {MOST_BYTES} bytes", "give the path of a TOML spec")
+        raw = tomllib.loads(data.decode("utf-8"))
+    except SpecError:
+        raise
     except FileNotFoundError:
         raise _unreadable(source, "no such file", "give the path of a TOML spec") from None
     except IsADirectoryError:
@@ -122,6 +131,11 @@ def _group(quant: dict[str, Any], path: str, problems: Problems) -> tuple[tuple[
         return ()
     if group is None:
         group = {"tok": 1, "head": 1}
+    unknown = [key for key in group if isinstance(key, str) and key not in ("tok", "head", "d")]
+    for key in unknown:
+        note(problems, f"{path}.group.{key}", group[key], "unknown key", nearest(key, ("tok", "head", "d")))
+    if unknown:
+        return ()
     # Keys may be anything here, so they are compared as a set: they need not sort.
     dims = next((dims for dims in GROUPS if set(dims) == set(group)), None)
     if dims is None or any(type(block) is not int or block != 1 for block in group.values()):

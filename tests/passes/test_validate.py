@@ -25,7 +25,17 @@ HUGE = 10**5000
 
 def short(value: object) -> str | None:
     """An id for pytest, which cannot print everything either."""
-    return "huge" if value is HUGE else "long" if isinstance(value, str) and len(value) > 80 else None
+    if isinstance(value, int) and abs(value) > 2**64:
+        return "huge"
+    if isinstance(value, dict) and HUGE in value.values():
+        return "huge block"
+    return (
+        type(value).__name__
+        if type(value) is object
+        else "long"
+        if isinstance(value, str) and len(value) > 80
+        else None
+    )
 
 
 def edited(path: str, value: object) -> dict[str, Any]:
@@ -33,7 +43,7 @@ def edited(path: str, value: object) -> dict[str, Any]:
     *tables, key = path.split(".")
     table = raw
     for name in tables:
-        table = table[name]
+        table = table.setdefault(name, {})
     table[key] = value
     return raw
 
@@ -105,6 +115,60 @@ def mistakes(raw: object) -> list[Diagnostic]:
         ("cache.k.layout", "page head tok d", "must name exactly the dimensions right of kv"),
         ("cache.v.layout", "head d/48 tok d%48", "does not divide head_dim = 64"),
         ("cache.k", {"format": "int8", "fmt": 1}, "unknown key"),
+        *((f"cache.k.group.{key}", 1, "unknown key") for key in ("tokk", "page", "")),
+        *(
+            ("cache.k.group", {"head": 1, "tok": block}, "no int8 kernel scales by this block")
+            for block in (0, -1, 2, HUGE, "1", None, [1], {"tok": 1})
+        ),
+        ("cache.k.group", {"tok": 1}, "no int8 kernel scales by this block"),
+        ("cache.k.group", {"tok": 1, "head": 1, "d": 1}, "no int8 kernel scales by this block"),
+        ("cache.k.group", [["tok", 1]], "not a table"),
+        *((f"{table}.new", 1, "unknown key") for table in ("attention", "cache", "cache.k", "cache.v")),
+        *(
+            ("cache.layout", text, reason)
+            for text, reason in {
+                "page kv head tok d page": "names page again: two axes would overlap",
+                "page kv kv head tok d": "names kv again",
+                "page kv head tok tok/4 tok%4 d": "names tok again",
+                "page kv head d/8 tok d%8 d/8": "names d again",
+                "page kv head tok/4 tok%8 d": "splits tok by another block than tok/4",
+                "page kv head tok/4 d": "half of a split; its other half tok%4 is missing",
+                "page kv head tok%4 d": "half of a split; its other half tok/4 is missing",
+                "page kv head tok%4 tok/4 d": "write the outer half first",
+                "page/2 page%2 kv head tok d": "splits page; only tok and d can be split",
+                "page kv head/2 head%2 tok d": "splits head; only tok and d can be split",
+                "page kv head tok d/0 d%0": "block below 2",
+                "page kv head tok d/-8 d%-8": "is not an axis",
+                "page, kv, head, tok, d": "is not an axis",
+                "kv tok d": "has no axis for page and head",
+                "page head tok": "has no axis for d",
+                "page tok d": "has no axis for head",
+            }.items()
+        ),
+        ("cache.k.layout", "head d/8 tok d%8 tok", "names tok again"),
+        ("cache.k.layout", "head tok d page", "must name exactly"),
+        *(
+            (path, value, reason)
+            for path, reason in {
+                "attention.q_heads": "not an integer",
+                "attention.window": "not an integer",
+                "attention.head_dim": "not an integer",
+                "cache.page_size": "not an integer",
+                "cache.align": "not an integer",
+                "attention.scale": "not a number",
+                "attention.causal": "not true or false",
+                "attention.q_dtype": "not one of the choices",
+                "cache.k.format": "not one of the choices",
+                "cache.layout": "not a string",
+                "cache.v.layout": "not a string",
+                "cache.k.group": "not a table",
+                "cache.v": "not a table",
+                "name": "not a string",
+            }.items()
+            for value in ([], [1], object(), *([] if reason == "not a table" else [{}, {"a": {"b": 1}}]))
+        ),
+        *(("attention.kv_heads", value, "not an integer") for value in (True, 2.0, "2", b"2", None)),
+        *(("cache.page_size", value, "outside") for value in (-16, -HUGE, HUGE, 4097)),
     ],
     ids=short,
 )
@@ -137,6 +201,42 @@ def test_all_mistakes_at_once() -> None:
     assert {d.path for d in found} | {"cache.v.format"} == expected
     assert len(found) == len({d.path for d in found})
     assert next(d for d in found if d.path == "attention.widnow").hint == "did you mean 'window'?"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("atention", "attention"),
+        ("attention.q_haeds", "q_heads"),
+        ("attention.vhead_dim", "v_head_dim"),
+        ("cache.paeg_size", "page_size"),
+        ("cache.layuot", "layout"),
+        ("cache.k.gruop", "group"),
+        ("cache.v.formt", "format"),
+        ("cache.k.group.heads", "head"),
+    ],
+)
+def test_the_nearest_key_is_told(path: str, hint: str) -> None:
+    (found,) = mistakes(edited(path, 1))
+    assert (found.path, found.hint) == (path, f"did you mean {hint!r}?")
+
+
+def test_values_of_any_type_are_shown_without_their_own_repr() -> None:
+    class Hostile:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    for value in (Hostile(), [Hostile()], {Hostile(): Hostile()}, {"k" * 10**6: 1}, "v" * 10**6):
+        (found,) = mistakes(edited("cache.page_size", value))
+        assert len(str(found)) < 700
+
+
+def test_a_flood_of_keys_is_one_mistake_more() -> None:
+    raw = copy.deepcopy(GOOD)
+    raw["cache"] |= {f"key{number}": number for number in range(200_000)}
+    found = mistakes(raw)
+    assert len(found) == 51
+    assert any(d.path == "cache" and d.value == "(200003 keys)" for d in found)
 
 
 def test_a_shared_split_is_reported_once_and_names_the_field_that_was_written() -> None:
@@ -232,14 +332,25 @@ def test_toml_files(tmp_path: Path) -> None:
     (tmp_path / "half.toml").write_text("[attention\n")
     (tmp_path / "endless.toml").write_text(f"name = {'9' * 5000}\n")
     (tmp_path / "deep.toml").write_text(f"name = {'[' * 20_000}\n")
+    (tmp_path / "dots.toml").write_text(f"{'a.' * 10_000}a = 1\n")
+    (tmp_path / "large.toml").write_text("# nothing\n" * 10_000)
+    (tmp_path / "twice.toml").write_text(text + "page_size = 8\n")
+    (tmp_path / "zeros.toml").write_bytes(bytes(100))
     for name, reason in {
         "latin.toml": "not TOML",
         "half.toml": "not TOML",
         "endless.toml": "not TOML",
         "deep.toml": "not TOML",
+        "dots.toml": "unknown key",
+        "large.toml": "has more than 65536 bytes",
+        "twice.toml": "not TOML",
+        "zeros.toml": "not TOML",
         "absent.toml": "no such file",
+        "x" * 5000: "cannot be read",
         "": "is a folder",
         "half.toml/x": "cannot be read",
         "nul\0.toml": "not TOML",
     }.items():
-        assert [d.reason[: len(reason)] for d in mistakes(str(tmp_path / name))] == [reason], name
+        found = mistakes(str(tmp_path / name))
+        assert found[0].reason.startswith(reason) and (len(found) == 1 or reason == "unknown key"), name
+        assert len(str(found[0])) < 1000
