@@ -8,18 +8,8 @@ from typing import Any
 import typer
 
 from kvgen.commands import output
+from kvgen.commands.finding import Finding
 from kvgen.commands.options import AsJson
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One fact about this machine."""
-
-    section: str
-    name: str
-    value: str
-    hint: str = ""
-    """How to get what is missing; empty where nothing is."""
 
 
 def run(as_json: AsJson = False) -> None:

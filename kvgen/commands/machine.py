@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kvgen.commands.doctor import Finding
+from kvgen.commands.finding import Finding
 from kvgen.errors import ArgumentError, ToolchainError
 
 PACKAGES = {

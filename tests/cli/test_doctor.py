@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvgen.commands import machine
-from kvgen.commands.doctor import Finding
+from kvgen.commands.finding import Finding
 
 
 def values(data: dict[str, Any]) -> dict[str, str]:
