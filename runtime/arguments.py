@@ -15,6 +15,8 @@ import numpy as np
 from kvgen.errors import ArgumentError, brief
 from kvgen.runtime.places import need_memory, need_tensor
 
+INT64 = 2**63 - 1
+
 
 def need(
     name: str,
@@ -49,6 +51,39 @@ def need(
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name}: a lazily negated view, whose memory differs; use .resolve_neg()")
     need_memory(name, tensor)
+
+
+def need_integer(name: str, value: Any, low: int, high: int, hint: str) -> int:
+    """``value`` as an int from ``low`` to ``high``; numpy's integers are integers, truth values are not."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ArgumentError(f"{name} = {brief(value)}: {hint}")
+    return int(value)
+
+
+def need_real(name: str, value: Any, low: float, high: float, hint: str) -> float:
+    """``value`` as a float above ``low``, up to ``high``."""
+    number = value.item() if isinstance(value, np.integer | np.floating) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not low < number <= high:
+        raise ArgumentError(f"{name} = {brief(value)}: {hint}")
+    return float(number)
+
+
+def need_integers(name: str, values: Any, hint: str) -> list[int]:
+    """Integers, or tensors of one each, or one tensor or array of them, as a list."""
+    try:
+        found = list(_plain(name, values))
+    except TypeError:
+        raise ArgumentError(f"{name} = {brief(values)}: {hint}") from None
+    named = [(f"{name}[{at}]", value) for at, value in enumerate(found)]
+    return [need_integer(each, _plain(each, value), -INT64 - 1, INT64, hint) for each, value in named]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A tensor's or an array's values, or ``value`` as it is."""
+    if hasattr(value, "data_ptr"):
+        need_tensor(name, value)
+        need_memory(name, value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def need_scale(scale: Any, default: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
+from kvgen.runtime.arguments import need_integers
 from kvgen.runtime.cache import Cache
 from kvgen.runtime.model import Library, Model
 from kvgen.runtime.request import Event, Request
@@ -65,14 +65,14 @@ class Engine:
 
         It ends after ``max_new_tokens`` tokens or with a token of ``stop``, whichever comes first.
         """
-        tokens = [operator.index(token) for token in prompt]
+        tokens = need_integers("prompt", prompt, "give token ids")
         if not tokens:
             raise ArgumentError("prompt = []: give at least one token")
         for at, token in enumerate(tokens):
             if not 0 <= token < self.model.vocab_size:
                 raise ArgumentError(f"prompt[{at}] = {token}: token ids are 0 to {self.model.vocab_size - 1}")
         self._check(tokens, max_new_tokens, sampling)
-        return self._enter(tokens, max_new_tokens, sampling, frozenset(stop), PagedSequence(self.store))
+        return self._enter(tokens, max_new_tokens, sampling, _stops(stop), PagedSequence(self.store))
 
     def fork(
         self,
@@ -91,7 +91,7 @@ class Engine:
         new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
         how = parent.sampling if sampling is None else sampling
         self._check(parent.tokens, new, how)
-        stops = frozenset(parent.stop if stop is None else stop)
+        stops = parent.stop if stop is None else _stops(stop)
         room = len(self.scheduler.running) < self.scheduler.max_batch
         sequence = parent.sequence.fork() if room else PagedSequence(self.store)
         child = self._enter(list(parent.tokens), new, how, stops, sequence)
@@ -100,7 +100,7 @@ class Engine:
 
     def abort(self, request: int) -> bool:
         """Drop a request and free its pages; no event follows. False if it had finished already."""
-        if 0 <= request < self._next_id and request not in self._requests:
+        if isinstance(request, int) and 0 <= request < self._next_id and request not in self._requests:
             return False
         self._leave(self._find(request))
         return True
@@ -131,6 +131,11 @@ class Engine:
         """The tokens generated after each prompt, a stop token included; ``options`` as for ``add``."""
         if busy := len(self._requests):
             raise ArgumentError(f"{busy} requests are under way, whose events would be lost; use step()")
+        try:
+            prompts = iter(prompts)
+        except TypeError:
+            hint = "give prompts, each a sequence of token ids"
+            raise ArgumentError(f"prompts = {brief(prompts)}: {hint}") from None
         found: dict[int, list[int]] = {}
         try:
             for prompt in prompts:
@@ -147,7 +152,7 @@ class Engine:
     def _check(self, tokens: list[int], new: int, sampling: Sampling) -> None:
         self.scheduler.check(len(tokens), new)
         if not isinstance(sampling, Sampling):
-            raise ArgumentError(f"sampling = {sampling!r}: give Greedy() or Sampled(...)")
+            raise ArgumentError(f"sampling = {brief(sampling)}: give Greedy() or Sampled(...)")
 
     def _enter(
         self, tokens: list[int], new: int, sampling: Sampling, stop: frozenset[int], sequence: PagedSequence
@@ -159,8 +164,8 @@ class Engine:
         return request.id
 
     def _find(self, request: int) -> Request:
-        if request not in self._requests:
-            raise ArgumentError(f"request {request}: not waiting or running; it may have finished")
+        if not isinstance(request, int) or request not in self._requests:
+            raise ArgumentError(f"request {brief(request)}: not waiting or running; it may have finished")
         return self._requests[request]
 
     def _leave(self, request: Request) -> None:
@@ -193,3 +198,7 @@ class Engine:
             self._leave(request)
             events.append(Event(request.id, "finished", reason="stop" if token in request.stop else "length"))
         return events
+
+
+def _stops(stop: Iterable[int]) -> frozenset[int]:
+    return frozenset(need_integers("stop", stop, "give the token ids that end the request"))

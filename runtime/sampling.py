@@ -7,12 +7,14 @@ how the prompt was cut into chunks, or on a preemption.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.arguments import INT64, need_integer, need_real
 from kvgen.runtime.base import Tensor
 
 
@@ -35,14 +37,11 @@ class Sampled:
     """0 to 2**64 - 1."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ArgumentError(f"temperature = {self.temperature}: give a positive number, or use Greedy()")
-        if self.top_k < 0:
-            raise ArgumentError(f"top_k = {self.top_k}: give a number of tokens, or 0 for all")
-        if not 0 < self.top_p <= 1:
-            raise ArgumentError(f"top_p = {self.top_p}: give a number above 0, up to 1 (all)")
-        if not 0 <= self.seed < 2**64:
-            raise ArgumentError(f"seed = {self.seed}: give an integer from 0 to 2**64 - 1")
+        hint = "give a positive number, or use Greedy()"
+        need_real("temperature", self.temperature, 0, sys.float_info.max, hint)
+        need_integer("top_k", self.top_k, 0, INT64, "give a number of tokens, or 0 for all")
+        need_real("top_p", self.top_p, 0, 1, "give a number above 0, up to 1 (all)")
+        need_integer("seed", self.seed, 0, 2**64 - 1, "give an integer from 0 to 2**64 - 1")
 
     def draw(self, logits_V: np.ndarray, position: int) -> int:
         """The token at ``position``, from logits whose highest is finite."""

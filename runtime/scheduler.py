@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.arguments import INT64, need_integer
 from kvgen.runtime.request import Request
 from kvgen.runtime.sequence import PageStore
 from kvgen.runtime.step import DECODE_ROWS, Rows
@@ -34,11 +35,11 @@ class Scheduler:
     """Requests that wait (without pages) and that run (with pages), both oldest first."""
 
     def __init__(self, store: PageStore, *, max_batch: int, chunk: int, max_positions: int) -> None:
-        if max_batch < 1:
-            raise ArgumentError(f"max_batch = {max_batch}: give at least 1 request a step")
-        if chunk < max_batch:
-            reason = f"{max_batch} decoding requests (max_batch) take a token each"
-            raise ArgumentError(f"chunk = {chunk}: {reason}; give at least that many tokens a step")
+        max_batch = need_integer("max_batch", max_batch, 1, INT64, "give at least 1 request a step")
+        reason = f"{max_batch} decoding requests (max_batch) take a token each"
+        chunk = need_integer(
+            "chunk", chunk, max_batch, INT64, f"{reason}; give at least that many tokens a step"
+        )
         self.store = store
         self.max_batch = max_batch
         self.chunk = chunk
@@ -48,8 +49,7 @@ class Scheduler:
 
     def check(self, tokens: int, new: int) -> None:
         """Refuse a request of ``tokens`` tokens and ``new`` more that could never finish."""
-        if new < 1:
-            raise ArgumentError(f"max_new_tokens = {new}: give at least 1")
+        need_integer("max_new_tokens", new, 1, INT64, "give at least 1")
         pages, page = self.store.pool.total, self.store.page_size
         for limit, holder in (
             (self.max_positions, "the model has positions for"),

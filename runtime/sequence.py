@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvgen.errors import ArgumentError
+from kvgen.runtime.arguments import INT64, need_integer
 from kvgen.runtime.cache import Cache
 from kvgen.runtime.ops import CacheOps
 from kvgen.runtime.pool import PagePool
@@ -54,6 +54,7 @@ class PagedSequence:
 
     def pages_needed(self, tokens: int) -> int:
         """Free pages that ``reserve(tokens)`` takes, the copy of a shared last page included."""
+        need_integer("tokens", tokens, 0, INT64, "give a number of tokens")
         return self.store.pages(self.length + tokens) - self.num_pages + self._must_copy()
 
     def reserve(self, tokens: int) -> None:
@@ -62,8 +63,7 @@ class PagedSequence:
         A partly filled last page that others hold too is copied first. Raises ``OutOfPages``, and whatever
         the copy raises; nothing has changed then.
         """
-        if tokens < 1:
-            raise ArgumentError(f"tokens = {tokens}: reserve at least one")
+        need_integer("tokens", tokens, 1, INT64, "reserve at least one")
         pool, shared = self.store.pool, self._must_copy()
         fresh = pool.allocate(self.pages_needed(tokens))
         if shared:
@@ -94,8 +94,8 @@ class PagedSequence:
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from ``length`` on and give back the pages that only they filled."""
-        if not 0 <= length <= self.length:
-            raise ArgumentError(f"length = {length}: this sequence has {self.length} tokens to keep")
+        hint = f"this sequence has {self.length} tokens to keep"
+        length = need_integer("length", length, 0, self.length, hint)
         keep = self.store.pages(length)
         self.store.pool.release(self._ids[keep : self.num_pages].tolist())
         self.length, self.num_pages = length, keep

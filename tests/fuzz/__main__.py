@@ -46,10 +46,14 @@ def _piece(
         "import sys, pathlib; from tests.fuzz.worker import main; "
         f"main(pathlib.Path({str(folder)!r}), {seed}, {first}, {seconds}, {specs}, {last})"
     )
-    note = folder / "note"
+    return watch([sys.executable, "-c", code], folder / "note", first, seconds)
+
+
+def watch(command: list[str], note: Path, first: int, seconds: float) -> tuple[int, Finding | None, float]:
+    """Run a worker to its end, or to its last call. ``note`` is where it says what it does."""
     note.write_text(f"{first}\tstarting")
     seen, since, began = "", time.monotonic(), 0.0
-    worker = subprocess.Popen([sys.executable, "-c", code])
+    worker = subprocess.Popen(command)
     while worker.poll() is None:
         time.sleep(0.1)
         if (now := note.read_text(errors="replace").strip()) != seen:

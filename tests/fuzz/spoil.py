@@ -228,5 +228,5 @@ def tensor(rng: Random, t: torch.Tensor) -> Spoiled:
             if label == "value":
                 return label, value(rng, t)
             return label, junk(rng, t) if label == "junk" else FORMS[label](rng, t)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:  # impossible for this tensor
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # impossible here
         return f"{label}: {type(error).__name__}", None

@@ -114,7 +114,7 @@ class Worker:
         """The call with one or several arguments replaced."""
         found = copy.copy(call)
         found.args, found.options = dict(call.args), dict(call.options)
-        labels = []
+        labels, spoiled = [], set()
         for _ in range(rng.choice([1, 1, 1, 2, 3])):
             where = rng.choice([found.args, found.options]) if found.args and found.options else found.args
             where = where or found.options
@@ -123,8 +123,11 @@ class Worker:
                 where = found.options
             else:
                 name = rng.choice(list(where))
+                if name in spoiled:  # what is spoiled already may end the process when it is copied
+                    continue
                 label, value = self.replacement(rng, name, where[name], found, scene)
             where[name] = value
+            spoiled.add(name)
             labels.append(f"{name}: {label}")
         if rng.random() < 0.04:
             found.around = _transform(rng, found)

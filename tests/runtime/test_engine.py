@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvgen.errors import ArgumentError
 from kvgen.runtime.request import Event
 from kvgen.runtime.sampling import Greedy, Sampled
 from tests.support.specs import make_spec
@@ -159,5 +160,6 @@ def test_draws_depend_on_seed_and_position_alone() -> None:
 def test_prompts_may_be_tensors() -> None:
     prompt = torch.tensor(PROMPTS[2])
     assert new_engine().generate([prompt], max_new_tokens=3, sampling=Greedy()) == [exact()[2][:3]]
-    with pytest.raises(TypeError):
+    assert new_engine().generate([list(prompt)], max_new_tokens=3) == [exact()[2][:3]]
+    with pytest.raises(ArgumentError, match=r"prompt\[0\] = 1\.5: give token ids"):
         new_engine().add([1.5], max_new_tokens=1)

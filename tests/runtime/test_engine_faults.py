@@ -116,7 +116,7 @@ def test_line_32_what_is_refused_at_the_door(prompt: list[int], options: dict[st
     events = engine.step()
     with pytest.raises(ArgumentError, match="holds 32; give at most 30"):
         engine.fork(parent, max_new_tokens=31)
-    with pytest.raises(TypeError):
+    with pytest.raises(ArgumentError, match="stop = 7: give the token ids"):
         engine.fork(parent, stop=7)
     check_pages(engine)
     assert tokens(events + list(run(engine)), parent) == exact()[0][:9]
