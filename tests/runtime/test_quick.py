@@ -148,6 +148,24 @@ def test_outputs_given() -> None:
         b.decode(out=out, lse=out.reshape(-1)[:8].reshape(2, 4))
 
 
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_outputs_cut_short_or_off_their_boundary(name: str) -> None:
+    b = filled()
+    right = {"out": torch.empty(2, 4, 16), "lse": torch.empty(2, 4)}
+    for _ in range(2):
+        b.decode(**right)
+    place, size = right[name], right[name].nbytes
+    odd = torch.frombuffer(bytearray(size + 4), dtype=torch.float32, offset=1, count=size // 4)
+    with pytest.raises(ArgumentError, match=f"{name}: starts at an address that is no multiple of 4"):
+        b.decode(**right | {name: odd.view(place.shape)})
+    shifted = torch.empty(size // 4 + 7)[7:].view(place.shape)
+    b.decode(**right | {name: shifted})
+    shifted.untyped_storage().resize_(size + 24)
+    with pytest.raises(ArgumentError, match=f"{name}: .* without memory"):
+        b.decode(**right | {name: shifted})
+    assert remembered(b) == 1
+
+
 def test_workspace_given() -> None:
     b = filled()
     want = b.decode(num_threads=1)
