@@ -33,6 +33,9 @@ NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", 
 APPENDED = ("k_new", "v_new", "slots", *[""] * 5)
 """The same for append, filled up to the eight numbers that a struct is bound with."""
 
+LOW = 1 << 36
+"""Below this an address is looked at twice: a view of freed storage shows its offset, as if it began at 0."""
+
 LIMIT = 256
 """Most shapes remembered by one cache; a server's batches come in no more than a few dozen."""
 
@@ -104,7 +107,9 @@ class Calls:
             at_k, at_v, at_slots = k.data_ptr(), v.data_ptr(), slots.data_ptr()
         except RuntimeError:  # a tensor of a transform has no address
             return False
-        if not (at_k and at_v and at_slots) or (at_k | at_v) & known.unaligned or at_slots & 7:
+        if (at_k < LOW or at_v < LOW or at_slots < LOW) and not in_memory((k, v, slots)):
+            return False
+        if (at_k | at_v) & known.unaligned or at_slots & 7:
             return False
         size_k, size_v, size_slots = known.reaches
         for first, end in self._spans:
@@ -142,8 +147,6 @@ class Calls:
         try:
             at_q, at_table, at_lens = q.data_ptr(), table.data_ptr(), kv_lens.data_ptr()
             at_starts = 0 if q_starts is None else q_starts.data_ptr()
-            if not at_q or not at_table or not at_lens:  # no elements, or memory that was freed
-                return None
             size_q, size_starts, size_table, size_lens, size_out, size_lse = known.reaches
             if out is None:
                 out = torch.empty(known.out_shape, dtype=q.dtype)
@@ -151,15 +154,11 @@ class Calls:
             else:
                 at_out = out.data_ptr()
                 room = out.untyped_storage().nbytes() - out.storage_offset() * out.itemsize
-                if (
-                    not at_out
-                    or room < size_out
-                    or not (
-                        (at_out + size_out <= at_q or at_q + size_q <= at_out)
-                        and (at_out + size_out <= at_table or at_table + size_table <= at_out)
-                        and (at_out + size_out <= at_lens or at_lens + size_lens <= at_out)
-                        and (at_out + size_out <= at_starts or at_starts + size_starts <= at_out)
-                    )
+                if room < size_out or not (
+                    (at_out + size_out <= at_q or at_q + size_q <= at_out)
+                    and (at_out + size_out <= at_table or at_table + size_table <= at_out)
+                    and (at_out + size_out <= at_lens or at_lens + size_lens <= at_out)
+                    and (at_out + size_out <= at_starts or at_starts + size_starts <= at_out)
                 ):
                     return None
             if lse is None:
@@ -168,19 +167,18 @@ class Calls:
             else:
                 at_lse = lse.data_ptr()
                 room = lse.untyped_storage().nbytes() - 4 * lse.storage_offset()
-                if (
-                    not at_lse
-                    or room < size_lse
-                    or not (
-                        (at_lse + size_lse <= at_q or at_q + size_q <= at_lse)
-                        and (at_lse + size_lse <= at_table or at_table + size_table <= at_lse)
-                        and (at_lse + size_lse <= at_lens or at_lens + size_lens <= at_lse)
-                        and (at_lse + size_lse <= at_starts or at_starts + size_starts <= at_lse)
-                        and (at_lse + size_lse <= at_out or at_out + size_out <= at_lse)
-                    )
+                if room < size_lse or not (
+                    (at_lse + size_lse <= at_q or at_q + size_q <= at_lse)
+                    and (at_lse + size_lse <= at_table or at_table + size_table <= at_lse)
+                    and (at_lse + size_lse <= at_lens or at_lens + size_lens <= at_lse)
+                    and (at_lse + size_lse <= at_starts or at_starts + size_starts <= at_lse)
+                    and (at_lse + size_lse <= at_out or at_out + size_out <= at_lse)
                 ):
                     return None
         except RuntimeError:  # a tensor of a transform has no address
+            return None
+        low = at_q < LOW or at_table < LOW or at_lens < LOW or at_out < LOW or at_lse < LOW
+        if (low or (q_starts is not None and at_starts < LOW)) and not in_memory(tensors):
             return None
         if (at_q | at_out) & known.unaligned or (at_starts | at_table | at_lens | at_lse) & 3:
             return None
@@ -222,6 +220,11 @@ class Calls:
             return 0
         at = int(workspace.data_ptr())
         return 0 if any(first < at + need and at < end for first, end in self._spans) else at
+
+
+def in_memory(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether all tensors have elements, in storage that was not freed."""
+    return all(t is None or t.data_ptr() not in (0, t.storage_offset() * t.itemsize) for t in tensors)
 
 
 _CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kvgen.builder import assemble
+from kvgen.errors import brief
 from kvgen.ir import Spec
 from kvgen.passes.validate import load_spec
 from kvgen.runtime.engine import Engine
@@ -65,16 +66,8 @@ def build(rng: Random, folder: Path) -> Call:
         ),
     }
     spec = rng.choice([SPEC, SPEC, specs.RAW, spoil.junk(rng)])
-    shown = {name: spoil_name(value) for name, value in options.items()}
+    shown = {name: brief(value) for name, value in options.items()}
     return Call(f"build {shown}", assemble, {"spec": spec}, options)
-
-
-def spoil_name(value: Any) -> str:
-    """A few characters of a value that may have no repr."""
-    try:
-        return repr(value)[:60]
-    except (ValueError, RuntimeError):
-        return type(value).__name__
 
 
 def pool(rng: Random, folder: Path) -> Call:
@@ -106,7 +99,7 @@ def pool(rng: Random, folder: Path) -> Call:
             assert found.free + found.used == found.total
             assert all(type(page) is int for page in found._free)
 
-    return Call(f"pool.{what} {spoil_name(value)}", run, {"value": value}, around=around)
+    return Call(f"pool.{what} {brief(value)}", run, {"value": value}, around=around)
 
 
 def sequence(rng: Random, folder: Path) -> Call:
@@ -130,14 +123,14 @@ def sequence(rng: Random, folder: Path) -> Call:
             )
             raise
 
-    return Call(f"sequence.{what} {spoil_name(value)}", getattr(found, what), {"value": value}, around=around)
+    return Call(f"sequence.{what} {brief(value)}", getattr(found, what), {"value": value}, around=around)
 
 
 def sampling(rng: Random, folder: Path) -> Call:
     options = {
         name: spoil.number(rng) for name in ("temperature", "top_k", "top_p", "seed") if rng.random() < 0.4
     }
-    shown = {name: spoil_name(value) for name, value in options.items()}
+    shown = {name: brief(value) for name, value in options.items()}
 
     def run(**given: Any) -> Any:
         made = Sampled(**given)
@@ -190,7 +183,7 @@ def engine(rng: Random, folder: Path) -> Call:
             assert found.idle, "the queue does not drain"
             assert found.store.pool.used == 0
 
-    shown = {name: spoil_name(value) for name, value in (args | options).items()}
+    shown = {name: brief(value) for name, value in (args | options).items()}
     return Call(f"engine.{what} {shown}", run, args, options, around=around)
 
 

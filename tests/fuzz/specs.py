@@ -101,7 +101,7 @@ def raw(rng: Random) -> tuple[str, Any]:
         if how == "drop":
             table.pop(key, None)
         elif how == "rename":
-            table[rng.choice([5, None, key + "s", ("a",), b"k", "\ud800", "k" * 9999])] = table.pop(key, 1)
+            table[rng.choice([5, None, f"{key!r}s", ("a",), b"k", "\ud800", "k" * 9999])] = table.pop(key, 1)
         elif how == "layout":
             table[key] = " ".join(rng.choices(WORDS, k=rng.randrange(7)))
         elif how == "nest":

@@ -126,6 +126,8 @@ class Worker:
                 if name in spoiled:  # what is spoiled already may end the process when it is copied
                     continue
                 label, value = self.replacement(rng, name, where[name], found, scene)
+            if call.signatures and label != "freed" and _hollow(value):
+                value = None  # torch's dispatcher would print it, which ends the process
             where[name] = value
             spoiled.add(name)
             labels.append(f"{name}: {label}")
@@ -149,6 +151,17 @@ class Worker:
         if rng.random() < 0.2:
             return _shared(rng, value, call, scene)
         return spoil.tensor(rng, value)
+
+
+def _hollow(value: Any) -> bool:
+    """Whether a tensor, or one in a list, has lost its memory."""
+    if isinstance(value, list):
+        return any(map(_hollow, value))
+    plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested
+    try:
+        return plain and value.numel() > 0 and value.untyped_storage().nbytes() == 0
+    except RuntimeError:  # a tensor of a transform
+        return False
 
 
 def _keyword(rng: Random) -> tuple[str, tuple[str, Any]]:

@@ -166,6 +166,46 @@ def test_outputs_cut_short_or_off_their_boundary(name: str) -> None:
     assert remembered(b) == 1
 
 
+def freed_view(t: torch.Tensor) -> torch.Tensor:
+    """A view into the middle of storage that was freed: its address is no null, it is its offset."""
+    view = torch.cat([t.reshape(-1), t.reshape(-1)])[t.numel() :].view(t.shape)
+    view.untyped_storage().resize_(0)
+    return view
+
+
+def functional_view(t: torch.Tensor) -> torch.Tensor:
+    return torch._to_functional_tensor(torch.cat([t.reshape(-1)] * 2)[t.numel() :].view(t.shape))
+
+
+@pytest.mark.parametrize("form", [freed_view, functional_view])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *(("decode", name) for name in ("q", "table", "lens")),
+        *(("prefill", name) for name in ("q", "starts", "table", "lens")),
+        *(("append", name) for name in ("k", "v", "slots")),
+    ],
+)
+def test_memory_that_is_not_there(op: str, name: str, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    b = filled()
+    getattr(b, op)()
+    before = [plane.clone() for plane in b.cache.planes.values()]
+    setattr(b, name, form(getattr(b, name)))
+    with pytest.raises(ArgumentError, match=r"without memory|stands for another"):
+        getattr(b, op)()
+    assert all(torch.equal(a, c) for a, c in zip(before, b.cache.planes.values(), strict=True))
+
+
+@pytest.mark.parametrize("form", [freed_view, functional_view])
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_outputs_that_are_not_there(name: str, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    b = filled()
+    right = {"out": torch.empty(2, 4, 16), "lse": torch.empty(2, 4)}
+    b.decode(**right)
+    with pytest.raises(ArgumentError, match=r"without memory|stands for another"):
+        b.decode(**right | {name: form(right[name])})
+
+
 def test_workspace_given() -> None:
     b = filled()
     want = b.decode(num_threads=1)
