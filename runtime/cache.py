@@ -277,9 +277,7 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
             what = f"{count} positive f32 scales, one a KV head" if count > 1 else "one positive f32 scale"
             reason = "cannot be computed by an append (its group spans tokens)"
             raise ArgumentError(f"scales[{side!r}]: missing; the scale of {side} {reason}: give {what}")
-        tensor = _numbers(f"scales[{side!r}]", scales[side], device)
-        if tensor.numel() != count:
-            raise ArgumentError(f"scales[{side!r}]: {tensor.numel()} values, but the spec has {count}")
+        tensor = _numbers(f"scales[{side!r}]", scales[side], count, device)
         # Below that, 1 / scale is no number to round with.
         if not bool((torch.isfinite(tensor) & (tensor >= ZERO_BLOCK_AMAX)).all()):
             shown = brief(tensor.tolist())
@@ -290,8 +288,8 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
     return found
 
 
-def _numbers(name: str, value: Any, device: Any) -> torch.Tensor:
-    """Numbers, an array of them or a tensor, as a flat f32 tensor on ``device``."""
+def _numbers(name: str, value: Any, count: int, device: Any) -> torch.Tensor:
+    """``count`` numbers, in a list, an array or a tensor, as a flat f32 tensor on ``device``."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -302,6 +300,9 @@ def _numbers(name: str, value: Any, device: Any) -> torch.Tensor:
         flat = list(value) if isinstance(value, list | tuple) else [value]
         if not isinstance(value, np.ndarray) and not all(isinstance(x, Real) for x in flat):
             raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them")
+    size = value.numel() if isinstance(value, torch.Tensor) else np.size(value)
+    if size != count:  # before any copy: an expanded tensor may be of any size
+        raise ArgumentError(f"{name}: {size} values, but the spec has {count}")
     try:
         return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(-1).contiguous()
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -18,9 +18,9 @@ from tests.fuzz.scene import Call, Memory
 
 def test_some_calls() -> None:
     """A fixed number of calls of a fixed seed: the same in every run."""
-    count, found = fuzz(60.0, seed=1, specs=3, last=1499)
+    count, found = fuzz(60.0, seed=1, specs=3, last=599)
     assert not found, summary(found)
-    assert count > 300  # of a slow machine, in a minute
+    assert count > 200  # of a slow machine, in a minute
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from kvgen.errors import ArgumentError, SpecError
 from kvgen.passes.validate import load_spec
 from tests.runtime.test_arguments import SPEC, Batch
 from tests.support.engines import library
+from tests.support.specs import make_spec
 
 
 def expanded(rows: int, *rest: int) -> torch.Tensor:
@@ -291,6 +292,12 @@ def test_a_cache_where_no_kernel_reaches_it() -> None:
 def test_caches_of_no_size(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         library("portable", SPEC).new_cache(**options)
+
+
+def test_scales_of_any_size_are_counted_before_they_are_copied() -> None:
+    lib = library("portable", make_spec("int8-head", "f32", page_size=8, kv_heads=2, group=2, head_dim=32))
+    with pytest.raises(ArgumentError, match=r"scales\['k'\]: 1099511627776 values, but the spec has 2"):
+        lib.new_cache(1, scales={"k": torch.ones(1).expand(2**40)})
 
 
 class Unprintable:
