@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 
-from kvgen.errors import UnsupportedError
+from kvgen.errors import UnsupportedError, brief
 from kvgen.ir import Target
 
 KB = 1024
@@ -43,4 +43,6 @@ def known_target(name: str) -> Target:
         return TARGETS[name]
     near = difflib.get_close_matches(name, [*TARGETS, *ALIASES], 1, 0.4)
     hint = f"did you mean {near[0]!r}?" if near else "see the list"
-    raise UnsupportedError(f"target {name!r} is not known; {hint} Known: {', '.join([*ALIASES, *TARGETS])}")
+    raise UnsupportedError(
+        f"target {brief(name)} is not known; {hint} Known: {', '.join([*ALIASES, *TARGETS])}"
+    )

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kvgen.errors import ArgumentError, SpecError
+from kvgen.builder import assemble
+from kvgen.errors import ArgumentError, SpecError, UnsupportedError
 from kvgen.passes.validate import load_spec
 from tests.runtime.test_arguments import SPEC, Batch
 from tests.support.engines import library
@@ -327,6 +328,27 @@ def test_values_that_must_not_be_shown(value: Any) -> None:
         with pytest.raises(ArgumentError) as caught:
             run()
         assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 5}, "target = 5: give the name"),
+        ({"target": "x" * 5000}, "target 'xxx.*is not known"),
+        ({"target": "cpu-" + "x" * 5000}, "target = 'cpu-xxx.*not a CPU target"),
+        ({"tune": ["off"]}, "tune = "),
+        ({"schedule": 5}, "schedule = 5: give a mapping"),
+        ({"schedule": {"decode": 5}}, r"schedule\['decode'\] = 5: give a mapping"),
+        ({"schedule": {5: {}}}, r"schedule\[5\]: no such op"),
+        ({"schedule": {"decode": {None: 1}}}, r"schedule\['decode'\]\[None\]: no such knob"),
+        ({"schedule": {"decode": {"split_tokens": 10**5000}}}, r"schedule.*(constraint|give)"),
+    ],
+    ids=range(9),
+)
+def test_build_options_of_any_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ArgumentError, UnsupportedError), match=message) as caught:
+        assemble(SPEC, **options)
+    assert len(str(caught.value)) < 600
 
 
 def test_more_rows_than_there_is_memory() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from kvgen.errors import ArgumentError, UnsupportedError
+from kvgen.errors import ArgumentError, UnsupportedError, brief
 
 FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -148,7 +148,7 @@ def resolve_target(target: str) -> IsaRow:
     if row is None:
         names = ", ".join(row.target for row in ROWS.values())
         raise UnsupportedError(
-            f"target = {target!r}: not a CPU target; use cpu (the best row of this CPU), {names}"
+            f"target = {brief(target)}: not a CPU target; use cpu (the best row of this CPU), {names}"
         )
     return row
 
