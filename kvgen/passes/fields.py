@@ -153,6 +153,7 @@ QUANT = {
 
 def note(problems: Problems, path: str, value: object, reason: str, hint: str = "") -> None:
     """Record a mistake once, with a value that can be shown."""
+    path = path if len(path) <= 300 else f"{path[:100]}..."
     mistake = Diagnostic(path, _showable(value), reason, hint)
     if mistake not in problems:
         problems.append(mistake)

@@ -226,6 +226,8 @@ def test_values_of_any_type_are_shown_without_their_own_repr() -> None:
         def __repr__(self) -> str:
             raise RuntimeError("no repr")
 
+    (found,) = mistakes(edited("cache.k.group." + "h" * 10_000, 1))
+    assert len(str(found)) < 700
     for value in (Hostile(), [Hostile()], {Hostile(): Hostile()}, {"k" * 10**6: 1}, "v" * 10**6):
         (found,) = mistakes(edited("cache.page_size", value))
         assert len(str(found)) < 700
