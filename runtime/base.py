@@ -133,9 +133,11 @@ class OpsBase:
             names = quick.APPENDED if op == "append" else quick.NUMBERS
             calls.put(key, prepare(values, names), made)
 
-    def _own(self, cache: Cache) -> None:
+    def _own(self, cache: Any) -> None:
         if not isinstance(cache, Cache):
-            raise ArgumentError(f"cache: a {type(cache).__name__}; give what new_cache() or adopt() returned")
+            kind = type(cache).__name__
+            whose = "another package's" if kind == "Cache" else f"a {kind}"
+            raise ArgumentError(f"cache: {whose}; give what this library's new_cache() or adopt() returned")
         if cache.spec.hash != self.spec.hash:
             its, mine = (f"{spec.hash8} ('{spec.cache.layout}')" for spec in (cache.spec, self.spec))
             raise ArgumentError(

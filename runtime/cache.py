@@ -170,7 +170,21 @@ def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = 
     if device.type == "cpu":
         places.need_apart({name: planes[name] for name in names}, {})
     static = _static_scales(spec, scales, str(device))
-    return Cache(spec, record, num_pages, {name: planes[name] for name in names} | static)
+    kept = {name: planes[name] for name in names}
+    if device.type == "cpu" and len({t.untyped_storage().data_ptr() for t in kept.values()}) < len(kept):
+        kept = {name: _own_storage(tensor) for name, tensor in kept.items()}
+    return Cache(spec, record, num_pages, kept | static)
+
+
+def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that torch takes for alone in it.
+
+    Planes share no element, but views of one storage would look to ``torch.compile`` as if they did, and it
+    refuses to mutate aliases of several types.
+    """
+    import torch
+
+    return torch.from_numpy(places.array(tensor)).view(tensor.dtype)
 
 
 def _page_axis(plane: Plane) -> int:
@@ -216,19 +230,11 @@ def _check_adopted(plane: Plane, tensor: Any, num_pages: int, pages: Mapping[str
 
 
 def _view(plane: Plane, slab: torch.Tensor, num_pages: int) -> torch.Tensor:
-    """One plane of a slab, as a tensor whose storage is its own.
-
-    Planes share no element, but views of one storage would look to ``torch.compile`` as if they did, and
-    it refuses to mutate aliases of several types.
-    """
-    import torch
-
-    shape, strides = plane.shape(num_pages), plane.strides(num_pages)
-    first = plane.offset.at(num_pages)
-    reach = sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
-    part = slab[first : first + reach * plane.itemsize]
-    own = torch.from_numpy(part.numpy()) if part.device.type == "cpu" else part
-    return own.view(torch_dtype(plane.dtype)).as_strided(shape, strides)
+    """One plane of a slab."""
+    flat = slab.view(torch_dtype(plane.dtype))
+    first = flat.storage_offset() + plane.offset.at(num_pages) // plane.itemsize
+    view = flat.as_strided(plane.shape(num_pages), plane.strides(num_pages), first)
+    return _own_storage(view) if view.device.type == "cpu" else view
 
 
 def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:

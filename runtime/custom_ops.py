@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, brief
 from kvgen.runtime.cache import Cache, torch_dtype
-
-_taken: set[str] = set()
 
 
 class TorchOps:
     """The ops of one library under one namespace of ``torch.ops``."""
 
     def __init__(self, library: Any, namespace: str = "") -> None:
-        """``namespace``: by default ``kvgen_`` and the spec's hash, with a number where that is taken."""
+        """``namespace``: by default ``kvgen_`` and the spec's hash; gets a number where it is taken."""
         self._library = library
-        self.namespace = _free(namespace or f"kvgen_{library.spec.hash8}", numbered=not namespace)
+        self.namespace = _free(namespace or f"kvgen_{library.spec.hash8}")
         record, spec = library.record, library.spec
         self._stored = tuple(plane.name for plane in record.planes)
         self._static = tuple(f"{side}_scale" for side in ("k", "v") if spec.cache.quant(side).static_scale)
@@ -113,15 +111,10 @@ _PAIR = "(Tensor, Tensor)"
 _OPTIONS = ", *, float? scale=None, int? num_threads=None"
 
 
-def _free(namespace: str, *, numbered: bool) -> str:
-    """``namespace`` if no other library of this process has it, else with the first free number behind it."""
-    if not namespace.isidentifier():
-        raise ArgumentError(f"namespace = {namespace!r}: give an identifier, such as my_kernels")
+def _free(namespace: str) -> str:
+    """``namespace`` if nobody in this process has it, else with the first free number behind it."""
+    if not isinstance(namespace, str) or not namespace.isidentifier() or not namespace.isascii():
+        raise ArgumentError(f"namespace = {brief(namespace)}: give an identifier, such as my_kernels")
     names = itertools.chain([namespace], (f"{namespace}_{number}" for number in itertools.count(2)))
-    found = next(name for name in names if name not in _taken) if numbered else namespace
-    if found in _taken:
-        raise ArgumentError(
-            f"namespace = {namespace!r}: another library of this process has it; give another"
-        )
-    _taken.add(found)
-    return found
+    # Torch is asked, not a list of our own: a package that is imported again brings a new one.
+    return next(name for name in names if not hasattr(getattr(torch.ops, name), "append"))

@@ -14,7 +14,7 @@ from kvgen.runtime.ops import CacheOps
 
 
 class ExportedLibrary(CacheOps):
-    """The ops of an exported folder on this machine's CPU. Binaries are verified before any is opened."""
+    """The ops of an exported folder on this machine's CPU. Binaries are verified at once and when opened."""
 
     def __init__(self, folder: Path, manifest: Manifest, target: str, *, checked: bool) -> None:
         self.folder, self.manifest, self.target_name = folder, manifest, target
@@ -48,7 +48,8 @@ class ExportedLibrary(CacheOps):
 
     def _open(self, op: str, variant: str) -> Library:
         entry = self._entry(op, variant)
-        return open_library(self.folder / entry.binaries[0].path, artifact.Sidecar(**entry.facts))
+        # Once more: the folder may have been written to since it was loaded.
+        return open_library(entry.binaries[0].verify(self.folder), artifact.Sidecar(**entry.facts))
 
 
 def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = True) -> CacheOps:
@@ -62,7 +63,7 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
         return source
     if not isinstance(source, str | Path):
         raise ArgumentError(f"source = {brief(source)}: give a library, or the folder of an exported one")
-    folder = Path(source)
+    folder = Path(source).resolve()
     manifest = read_manifest(folder)
     held = [name for name in manifest.targets if name.startswith("cpu-")]
     if not isinstance(target, str) or (target and target not in held):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,4 +71,6 @@ def run(
         ("target", "kernels"), [(key, str(count)) for key, count in targets.items()], right=("kernels",)
     )
     output.line(f"{made.name} in {made.folder}: {made.files} files, {made.nbytes / 2**20:.1f} MiB")
-    output.line(f"Use it: pip install {made.folder}, then: import {made.name}")
+    # With a bare name pip would look for a project of that name in its index.
+    where = made.folder if made.folder.is_absolute() else f"./{made.folder}"
+    output.line(f"Use it: pip install {shlex.quote(str(where))}, then: import {made.name}")

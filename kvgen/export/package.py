@@ -16,6 +16,7 @@ import keyword
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 from kvgen import __version__
 from kvgen.backends.cpu import isa
 from kvgen.builder import assemble
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, ToolchainError, brief
 from kvgen.export.kernels import Files, export_kernels
 from kvgen.export.vendor import vendored
 from kvgen.ir import Spec
@@ -37,6 +38,13 @@ from kvgen.runtime import manifest as manifests
 
 GPU_TARGETS = ("sm_80", "sm_90")
 """GPUs that an export serves unless told otherwise."""
+
+
+PROJECT_FILES = ("pyproject.toml", "README.md")
+"""What stands beside the package."""
+
+TAKEN = frozenset({"kvgen", "numpy", "torch", "triton", "jinja2", "sympy"})
+"""Names that an export would hide from itself or from its users."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,9 @@ def export(
     """
     spec = spec if isinstance(spec, Spec) else load_spec(spec)
     package = name or package_name(spec.name)
-    if not package.isidentifier() or keyword.iskeyword(package) or package == "kvgen":
-        raise ArgumentError(f"name = {package!r}: no package name; give an identifier such as my_kernels")
+    check_name(package)
     folder = Path(to)
-    check_folder(folder, force=force)
+    former = check_folder(folder, force=force)
     chosen = list(dict.fromkeys(resolve_target(target).name for target in targets or default_targets()))
     files: Files = {}
     kernels = {}
@@ -95,8 +102,8 @@ def export(
     context = {"package": package, "manifest": manifest, "spec": spec}
     files["__init__.py"] = _render("__init__.py", context)
     whole = {f"{package}/{path}": data for path, data in files.items()}
-    whole |= {path: _render(path, context) for path in ("pyproject.toml", "README.md")}
-    _write(folder, whole)
+    whole |= {path: _render(path, context) for path in PROJECT_FILES}
+    _write(folder, whole, former)
     return Package(folder, package, manifest, len(whole), sum(map(len, whole.values())))
 
 
@@ -106,42 +113,82 @@ def package_name(label: str) -> str:
     return name if name and not name[0].isdigit() else f"kernels_{name}".rstrip("_")
 
 
-def check_folder(folder: Path, *, force: bool) -> None:
-    """Refuse a place where an export would destroy something."""
+def check_name(package: str) -> None:
+    """Refuse what is no name for a package, or one that would hide a package everybody imports."""
+    fits = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", package)
+    if not fits or keyword.iskeyword(package):
+        raise ArgumentError(
+            f"name = {brief(package)}: no package name; give letters, digits and _, such as my_kernels"
+        )
+    if package in TAKEN or package in sys.stdlib_module_names:
+        raise ArgumentError(f"name = {package!r}: would hide the package {package}; give another name")
+
+
+def check_folder(folder: Path, *, force: bool) -> tuple[Path, ...]:
+    """What a new export replaces in ``folder``; refused where that would destroy what no export wrote."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ArgumentError(f"to = {str(folder)!r}: there is something that is no folder; give a new folder")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    mine = any(folder.glob(f"*/{manifests.NAME}")) and (folder / "pyproject.toml").exists()
-    if not mine:
+    held = sorted(folder.iterdir()) if folder.exists() else []
+    if not held:
+        return ()
+    packages = [path for path in held if path.is_dir() and is_export(path)]
+    if not packages:
         raise ArgumentError(f"to = {str(folder)!r}: not empty, and no export; give a new or empty folder")
     if not force:
         raise ArgumentError(f"to = {str(folder)!r}: holds an export already; replace it with --force")
+    # What pip leaves behind when it builds the project is no loss either.
+    built = [folder / "build", *folder.glob("*.egg-info")]
+    mine = {*packages, *(folder / name for name in PROJECT_FILES), *built}
+    if foreign := [path for path in held if path not in mine]:
+        reason = f"beside an export it holds {foreign[0].name}, which no export wrote"
+        raise ArgumentError(f"to = {str(folder)!r}: {reason}; move that away or give another folder")
+    return tuple(path for path in held if path in mine)
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder is a package that ``export`` wrote, with nothing added."""
+    try:
+        manifest = manifests.read_manifest(folder)
+    except ToolchainError:
+        return False
+    files = {file.path for of in manifest.targets.values() for k in of for file in (k.source, *k.binaries)}
+    files |= {"__init__.py", manifests.NAME}
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return all(
+        path.relative_to(folder).as_posix() in files or path.is_relative_to(folder / "_kvgen")
+        for path in found
+    )
 
 
 def _render(path: str, context: Mapping[str, Any]) -> bytes:
     return environment().get_template(f"export/{path}.jinja").render(context).encode()
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make the folder under another name and move it into place."""
+def _write(folder: Path, files: Mapping[str, bytes], former: Sequence[Path]) -> None:
+    """Make everything beside the folder, then move it in; ``former`` goes when all is there."""
     target = folder.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
+    existed = target.exists()
+    target.mkdir(parents=True, exist_ok=True)
     made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    former = made.with_name(f"{made.name}-former")
-    made.mkdir()
+    aside = made.with_name(f"{made.name}-former")
+    moved: list[tuple[Path, Path]] = []
     try:
         for path, data in files.items():
             file = made / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        if target.exists():
-            target.rename(former)
-        made.rename(target)
+        aside.mkdir()
+        ways = [(old, aside / old.name) for old in former]
+        ways += [(new, target / new.name) for new in sorted(made.iterdir())]
+        for source, place in ways:
+            source.rename(place)
+            moved.append((source, place))
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        if former.exists() and not target.exists():
-            former.rename(target)
+        for source, place in reversed(moved):
+            place.rename(source)
+        if not existed:
+            target.rmdir()
         raise
-    if former.exists():
-        shutil.rmtree(former)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)

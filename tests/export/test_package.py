@@ -22,6 +22,8 @@ from kvgen.runtime.manifest import read_manifest, sealed
 from tests.export.conftest import SPEC
 from tests.support.tiny_model import TinyModel, prompts
 
+pytestmark = pytest.mark.filterwarnings("ignore::kvgen.tune.choose.UntunedWarning")
+
 OUTSIDER = Path(__file__).with_name("outsider.py")
 
 
@@ -200,13 +202,71 @@ def test_destroys_nothing(exported: Package, tmp_path: Path) -> None:
 
 def test_force_replaces_an_export_whole(exported: Package, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported.folder, tmp_path / "again"))
-    (folder / exported.name / "stale.py").touch()
+    (folder / exported.name / "_kvgen" / "stale.py").touch()
+    (folder / exported.name / "__pycache__").mkdir()
+    (folder / "small.egg-info").mkdir()
     export(SPEC, folder, targets=["cpu-portable"], name="other", force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "other", "pyproject.toml"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
 
 
-@pytest.mark.parametrize("name", ["a b", "1st", "class", "kvgen", "a-b"])
+@pytest.mark.parametrize("where", [".git/HEAD", "notes.txt", "small/extra.py"])
+def test_force_keeps_what_no_export_wrote(exported: Package, tmp_path: Path, where: str) -> None:
+    folder = Path(shutil.copytree(exported.folder, tmp_path / "again"))
+    (folder / where).parent.mkdir(exist_ok=True)
+    (folder / where).write_text("years")
+    with pytest.raises(ArgumentError, match=r"which no export wrote|and no export"):
+        export(SPEC, folder, targets=["cpu-portable"], force=True)
+    assert (folder / where).read_text() == "years" and (folder / "small" / "manifest.json").exists()
+
+
+def test_a_project_with_a_manifest_of_its_own_is_no_export(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text('{"name": "app"}')
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    with pytest.raises(ArgumentError, match="and no export"):
+        export(SPEC, tmp_path, targets=["cpu-portable"], force=True)
+    assert (tmp_path / "pyproject.toml").read_text() == "[project]"
+
+
+def test_failure_leaves_the_former_export(
+    exported: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(exported.folder, tmp_path / "again"))
+    before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    rename, calls = Path.rename, iter(range(100))
+
+    def fail_late(self: Path, target: Path) -> Path:
+        if next(calls) == 5:  # three of the former are away, two of the new are there
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_late)
+    with pytest.raises(OSError, match="No space"):
+        export(SPEC, folder, targets=["cpu-portable"], name="small", force=True)
+    assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+
+
+def test_fills_an_empty_folder_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    export(SPEC, ".", targets=["cpu-portable"], name="mine")
+    assert Path.cwd() == tmp_path / "here" and Path("mine/manifest.json").exists()
+    lib = load("mine")
+    monkeypatch.chdir(tmp_path)
+    assert lib.kernel("copy") is not None
+
+
+def test_binary_altered_after_load_is_refused(exported: Package, tmp_path: Path) -> None:
+    folder = copied(exported, tmp_path)
+    lib = load(folder)
+    flip(folder / "cpu" / "cpu-portable" / "copy.so")
+    with pytest.raises(ToolchainError, match="content changed"):
+        lib.kernel("copy")
+
+
+@pytest.mark.parametrize("name", ["a b", "1st", "class", "kvgen", "a-b", "torch", "json", "é", "_", "x" * 65])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArgumentError, match="name = "):
         export(SPEC, tmp_path / "out", targets=["cpu-portable"], name=name)

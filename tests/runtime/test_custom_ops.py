@@ -125,9 +125,32 @@ def test_planes_of_another_owner_are_adopted() -> None:
 
 def test_namespaces() -> None:
     lib = library("portable", SPECS["f32"])
-    first, second = TorchOps(lib), TorchOps(lib)
-    assert first.namespace != second.namespace
-    with pytest.raises(ArgumentError, match="another library of this process has it"):
-        TorchOps(lib, first.namespace)
-    with pytest.raises(ArgumentError, match="give an identifier"):
-        TorchOps(lib, "a b")
+    first, second = TorchOps(lib, "mine"), TorchOps(lib, "mine")
+    assert (first.namespace, second.namespace) == ("mine", "mine_2")
+    assert first.ops is torch.ops.mine and second.ops is torch.ops.mine_2
+    for name in ("a b", "é", 5):
+        with pytest.raises(ArgumentError, match="give an identifier"):
+            TorchOps(lib, name)  # type: ignore[arg-type]
+
+
+def test_planes_of_one_buffer_compile() -> None:
+    """Adopted views of one allocation, of two types: torch would refuse to mutate such aliases."""
+    case = Case(SPECS["int8"])
+    owner = case.cache()
+    slab = owner.pools["kv"]
+    record = case.lib.record
+    planes = {}
+    for plane in record.planes:
+        flat = slab.view(owner.planes[plane.name].dtype)
+        first = flat.storage_offset() + plane.offset.at(8) // plane.itemsize
+        planes[plane.name] = flat.as_strided(plane.shape(8), plane.strides(8), first)
+    cache = case.lib.adopt(**planes)
+
+    def step(cache: Any, q: Any) -> Any:
+        case.lib.append(cache, case.k, case.v, case.slots)
+        return case.lib.decode(q * 2, cache, case.table, case.lens)[0]
+
+    torch._dynamo.reset()
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(cache, case.q)
+    assert torch.equal(found, step(cache, case.q))
+    assert planes["k"][1].any() and torch.equal(planes["k"], owner.planes["k"])
