@@ -14,7 +14,8 @@ import typer
 
 from kvgen import __version__
 from kvgen.commands import bench, doctor, explain, export, generate, listing, quality, run, show, tune, verify
-from kvgen.commands.failures import guarded
+from kvgen.commands.failures import REFUSED, guarded, message
+from kvgen.commands.streams import discard_output, open_missing
 
 app = typer.Typer(
     name="kvgen",
@@ -22,7 +23,7 @@ app = typer.Typer(
     epilog="Start with: kvgen tune examples/llama3-8b-int8.toml",
     no_args_is_help=True,
     # rich takes twice as long to import as the rest of the command: only where its colours can be seen.
-    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    rich_markup_mode="rich" if sys.stdout is not None and sys.stdout.isatty() else None,
     # A traceback that reaches the user is a fault of kvgen, and is best reported as Python prints it.
     pretty_exceptions_enable=False,
 )
@@ -63,11 +64,17 @@ def _options(
 
 def main() -> None:
     """Entry point of the installed command and of ``python -m kvgen``."""
+    open_missing()
     for stream in (sys.stdout, sys.stderr):
         # A spec's name may hold letters that the terminal's encoding lacks: show them escaped, don't fail.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     warnings.showwarning = _show_warning
-    app()
+    try:
+        app()
+    except OSError as error:  # help that cannot be written; commands have their own guard
+        discard_output()
+        print(f"error: {message(error)}", file=sys.stderr)
+        sys.exit(REFUSED)
 
 
 def _show_warning(

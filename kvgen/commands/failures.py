@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from kvgen.commands.streams import discard_output
 from kvgen.errors import Diagnostic, KvgenError, SpecError
 
 REFUSED = 2
@@ -36,8 +37,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             command(**options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes once more at exit, into a pipe that is gone: give it another place to go.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise typer.Exit(PIPE_CLOSED) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -56,9 +56,14 @@ def refuse(error: Exception, as_json: bool) -> None:
     """Print why and leave with exit code 2; with ``KVGEN_LOG=debug`` the traceback comes first."""
     if os.environ.get("KVGEN_LOG", "").lower() == "debug":
         traceback.print_exception(error)
-    if as_json:
-        print(json.dumps({"error": as_data(error)}, indent=2))
-    else:
+    try:
+        if as_json:
+            print(json.dumps({"error": as_data(error)}, indent=2))
+        sys.stdout.flush()
+    except OSError:  # full, or its reader is gone: that may be the very error
+        discard_output()
+        as_json = False
+    if not as_json:
         print(f"error: {message(error)}", file=sys.stderr)
     raise typer.Exit(REFUSED)
 
