@@ -27,7 +27,10 @@ def run_model(
     from kvgen.models.bench import bench_model
     from kvgen.models.quality import default_text
     from kvgen.models.session import choose_spec, load
+    from kvgen.models.shape import check_pages
 
+    for kind in pages or ():
+        check_pages(kind)
     with progress(quiet=as_json) as advance:
         loaded = load(model, advance, need_tokenizer=False)
         specs = [choose_spec(loaded, kind, None, None) for kind in dict.fromkeys(pages or ["f32"])]

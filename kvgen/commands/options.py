@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.errors import ArgumentError, Diagnostic, SpecError
+from kvgen.errors import ArgumentError, Diagnostic, SpecError, brief
 
 if TYPE_CHECKING:
     from kvgen.ir import Spec
@@ -103,6 +104,20 @@ def read_pins(texts: Sequence[str] | None) -> dict[str, dict[str, Knob]]:
         op, knob, value = match.groups()
         pins.setdefault(op, {})[knob] = _knob(value)
     return pins
+
+
+def read_text(name: str, text: str) -> str:
+    """An argument that is a text, as UTF-8 whatever the locale; ``ArgumentError`` where it is none.
+
+    Python takes bytes that the locale lacks for lone surrogates, which no tokenizer knows.
+    """
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
+    except UnicodeEncodeError as error:
+        reason = f"{error.object[error.start]!a} at {error.start} is no character"
+    raise ArgumentError(f"{name} {brief(text)}: {reason}; give UTF-8 text")
 
 
 def _knob(text: str) -> Knob:

@@ -49,9 +49,11 @@ def run(
         words = read_text(text)
     from kvgen.models.quality import measure
     from kvgen.models.session import choose_spec, load
-    from kvgen.models.shape import spec_for
+    from kvgen.models.shape import check_pages, spec_for
     from kvgen.models.threads import using_threads
 
+    for kind in pages or ():
+        check_pages(kind)
     with using_threads(threads), progress(quiet=as_json) as advance:
         loaded = load(model, advance)
         if given is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.commands import output
-from kvgen.commands.options import AsJson, read_spec
+from kvgen.commands.options import AsJson, read_spec, read_text
 from kvgen.commands.progress import progress
 from kvgen.errors import ArgumentError
 
@@ -71,7 +71,8 @@ def run(
 
     Several prompts run as one batch. The first unfinished answer is shown as it grows.
     """
-    texts, numbers = prompts or [], [read_ids(text) for text in ids or ()]
+    texts = [read_text("PROMPT", text) for text in prompts or ()]
+    numbers = [read_ids(text) for text in ids or ()]
     if not texts and not numbers:
         raise ArgumentError("PROMPT: none given; give a text, or token numbers with --ids")
     if temperature == 0 and top_p is not None:
@@ -84,14 +85,18 @@ def run(
     given = exported.spec if exported is not None else read_spec(spec) if spec is not None else None
     samplings = [_sampling(temperature, top_p, seed + i) for i in range(len(texts) + len(numbers))]
     from kvgen.models.kernels import built
-    from kvgen.models.session import Session, choose_spec, load
+    from kvgen.models.session import Session, check_fits, choose_spec, load
+    from kvgen.models.shape import check_pages
     from kvgen.models.text import prompt_tokens
     from kvgen.models.threads import using_threads
 
+    if pages is not None:
+        check_pages(pages)
     with using_threads(threads) as count:
         with progress(quiet=as_json) as advance:
             loaded = load(model, advance, need_tokenizer=bool(texts))
             tokens = [prompt_tokens(loaded.tokenizer, text, chat=chat) for text in texts] + numbers
+            check_fits(loaded, tokens, max_tokens)
             chosen = choose_spec(loaded, pages, given, page_size)
             advance("compiling the kernels", 0, 1, "")
             kernels = built(chosen) if exported is None else exported

@@ -90,6 +90,24 @@ def choose_spec(
     return spec
 
 
+def check_fits(loaded: Loaded, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Refuse prompts (token ids) that the model has no place for, before pages are made for them.
+
+    The engine would refuse them as well, but only after kernels and a pool of that size.
+    """
+    limit = loaded.model.max_positions
+    for prompt in prompts:
+        if not prompt:
+            raise ArgumentError("PROMPT: makes no token; give at least one character")
+        if len(prompt) + max_new_tokens > limit:
+            left = limit - len(prompt)
+            hint = f"give at most {left}" if left > 0 else "shorten the prompt"
+            raise ArgumentError(
+                f"--max-tokens {max_new_tokens} after a prompt of {len(prompt)}: "
+                f"the model has positions for {limit} tokens; {hint}"
+            )
+
+
 class Session:
     """Requests that start together, on pages just large enough for them."""
 
@@ -103,6 +121,7 @@ class Session:
         samplings: Sequence[Sampling],
         stop: Sequence[int] | None = None,
     ) -> None:
+        check_fits(loaded, prompts, max_new_tokens)
         page = library.spec.cache.page_size
         pages = sum(-(-(len(prompt) + max_new_tokens) // page) for prompt in prompts)
         self.engine = Engine(

@@ -108,13 +108,18 @@ def shape_of(config: dict[str, Any], folder: Path) -> ModelShape:
     )
 
 
+def check_pages(pages: str) -> None:
+    """Refuse what is no key of ``PAGES`` with an ``ArgumentError``, before any model is loaded for it."""
+    if pages not in PAGES:
+        raise ArgumentError(f"--pages {pages}: give one of {', '.join(PAGES)}")
+
+
 def spec_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16) -> Spec:
     """The spec of a cache for a model that computes in f32.
 
     ``pages`` is a key of ``PAGES``, and the spec's name. Raises ``SpecError`` for a shape that no kernel has.
     """
-    if pages not in PAGES:
-        raise ArgumentError(f"--pages {pages}: give one of {', '.join(PAGES)}")
+    check_pages(pages)
     return load_spec(
         {
             "name": pages,

@@ -177,6 +177,47 @@ def test_refusals(kvgen: Kvgen, tiny: Path, words: list[str], message: str) -> N
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["run", "--ids", "1", "-n", "999999999"],
+            "--max-tokens 999999999 after a prompt of 1: the model has",
+        ),
+        (["run", ""], "PROMPT: makes no token"),
+    ],
+)
+def test_prompts_without_a_place_are_refused_before_anything_is_compiled(
+    kvgen: Kvgen, tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.setattr("kvgen.models.kernels.built", lambda spec: pytest.fail("it was compiled"))
+    done = kvgen(*words, "-m", tiny)
+    assert done.exit_code == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize("words", [["run", "x"], ["quality"], ["bench"]], ids=" ".join)
+def test_unknown_pages_are_refused_before_anything_is_loaded(
+    kvgen: Kvgen, tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("kvgen.models.session.load", lambda *given, **more: pytest.fail("it was loaded"))
+    done = kvgen(*words, "-m", tiny, "--pages", "int4")
+    assert done.exit_code == 2 and "--pages int4: give one of f32, bf16, int8" in done.stderr
+
+
+def test_prompts_are_utf8_whatever_the_locale(kvgen_json: Kvgen, kvgen: Kvgen, tiny: Path) -> None:
+    """As Python hands over bytes that the locale lacks: as lone surrogates."""
+    foreign = "größer".encode().decode("ascii", "surrogateescape")
+    first, second = (
+        kvgen_json("run", "-m", tiny, word, "-n", 3)["answers"][0] for word in (foreign, "größer")
+    )
+    assert first == second
+    done = kvgen("run", "-m", tiny, "a\udcff\udcfe", "-n", 3)
+    assert done.exit_code == 2
+    assert r"PROMPT 'a\udcff\udcfe': byte 0xff at 1 is not UTF-8; give UTF-8 text" in done.stderr
+    done = kvgen("run", "-m", tiny, "\ud800", "-n", 3)
+    assert done.exit_code == 2 and "is no character" in done.stderr
+
+
 def test_folders_that_are_refused(kvgen: Kvgen, tmp_path: Path) -> None:
     done = kvgen("run", "-m", tmp_path, "--ids", "1")
     assert done.exit_code == 2 and "no config.json" in done.stderr
