@@ -46,7 +46,10 @@ class Sampled:
     def draw(self, logits_V: np.ndarray, position: int) -> int:
         """The token at ``position``, from logits whose highest is finite."""
         scores = logits_V.astype(np.float64)
-        weights = np.exp((scores - scores.max()) / self.temperature)
+        with np.errstate(
+            over="ignore"
+        ):  # a temperature near 0: all but the likeliest are at -inf, as they are
+            weights = np.exp((scores - scores.max()) / self.temperature)
         ids = self._keep(weights)
         sums = np.cumsum(weights[ids])
         at = int(np.searchsorted(sums, self._uniform(position) * sums[-1], side="right"))

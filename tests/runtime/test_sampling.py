@@ -95,6 +95,12 @@ def test_logits_that_say_nothing_are_refused(value: float, how: Any) -> None:
         choose(torch.full((1, 4), -torch.inf), [how], [0])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_temperature_near_zero_draws_the_likeliest_and_says_nothing() -> None:
+    logits = torch.tensor([[0.5, 2.0, -torch.inf, 1.0]])
+    assert choose(logits, [Sampled(temperature=1e-320)], [0]) == [1]
+
+
 @pytest.mark.parametrize(
     "options",
     [
