@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from kvgen.tune import limits
 from kvgen.tune.bucket import Bucket
@@ -21,11 +21,14 @@ from kvgen.tune.outcome import Outcome
 from kvgen.tune.race import LEAST_ROUNDS, WARM_UP, Duel
 from kvgen.tune.remote import Contender, Failure, Remote
 
-CHECKING = 1
-"""Raised whenever the check's cases or tolerances change: older verdicts are void then."""
+CHECKING = 2
+"""Raised whenever the check's cases or tolerances change: older verdicts are void then.
 
-TIMING = 1
-"""Raised whenever workloads or the way samples are taken change: older timings are void then."""
+Version 1 called a build that could not be loaded wrong.
+"""
+
+TIMING = 2
+"""Raised whenever workloads or the way samples are taken change: older timings are void then. 1: as above."""
 
 FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
 """Signals of which a process dies by a fault of the code it runs."""
@@ -34,11 +37,26 @@ PROBE_S = 0.02
 """Budget of the base's first run in a bucket, from which time limits follow."""
 
 
-class Arena:
-    """Runs the candidates of one op in a process of their own; a failure ends the candidate only."""
+Reply = TypeVar("Reply")
 
-    def __init__(self, op: str, remote: Remote, journal: Journal, device: str) -> None:
+
+class Arena:
+    """Runs the candidates of one op in a process of their own; a failure ends the candidate only.
+
+    A build that is gone when it should run (somebody emptied the cache) is made again, once.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        remote: Remote,
+        journal: Journal,
+        device: str,
+        rebuild: Callable[[Candidate, str], None],
+    ) -> None:
+        """``rebuild(candidate, variant)`` makes a build that is gone, and sets the candidate's path to it."""
         self.op, self.journal = op, journal
+        self._rebuild = rebuild
         self._remote, self._device = remote, device
         self._check_limit = Limit(*limits.CHECK)
         self._launch_s: dict[str, float] = {}
@@ -67,7 +85,9 @@ class Arena:
         start = time.monotonic()
         outcome, message = Outcome.OK, ""
         try:
-            (verdict,) = self._remote.check(self.op, _contender(candidate, variant), limit_s=limit_s)
+            (verdict,) = self._ask(
+                [(candidate, variant)], lambda built: self._remote.check(self.op, *built, limit_s=limit_s)
+            )
             if not verdict["ok"]:
                 outcome, message = Outcome.WRONG, f"{verdict['case']}: {verdict['message']}"
         except Failure as failure:
@@ -132,12 +152,11 @@ class Arena:
             WARM_UP + LEAST_ROUNDS,
         )
         try:
-            times = self._remote.race(
-                self.op,
-                bucket.sizes,
-                [_contender(c, _timed(c)) for c in contenders],
-                seconds=budget_s * len(contenders),
-                limit_s=limit,
+            times = self._ask(
+                [(c, _timed(c)) for c in contenders],
+                lambda built: self._remote.race(
+                    self.op, bucket.sizes, built, seconds=budget_s * len(contenders), limit_s=limit
+                ),
             )
         except Failure as failure:
             lost = contenders[failure.index]
@@ -186,9 +205,13 @@ class Arena:
     def _pair(self, bucket: Bucket, budget_s: float, first: Candidate, second: Candidate) -> Line:
         name = bucket.name
         limit = race_limit(self._launch_s.get(name), self._setup_s.get(name, 1.0), 2, 2 * budget_s, 8)
-        pair = [_contender(c, _timed(c)) for c in (first, second)]
         try:
-            found = self._remote.duel(self.op, bucket.sizes, pair, seconds=budget_s, limit_s=limit)
+            found = self._ask(
+                [(c, _timed(c)) for c in (first, second)],
+                lambda built: self._remote.duel(
+                    self.op, bucket.sizes, built, seconds=budget_s, limit_s=limit
+                ),
+            )
         except Failure as failure:
             if failure.index == 0:
                 raise
@@ -197,6 +220,17 @@ class Arena:
             lost: Line = {"outcome": failure.outcome.value, "message": message, "limit_s": limit}
             return lost | dataclasses.asdict(nothing)
         return {"outcome": Outcome.OK.value, "message": "", "limit_s": limit} | found
+
+    def _ask(self, pairs: Sequence[tuple[Candidate, str]], ask: Callable[[list[Contender]], Reply]) -> Reply:
+        """What ``ask`` finds of candidates and variants, which are built again where one is gone."""
+        try:
+            return ask([_contender(*pair) for pair in pairs])
+        except Failure as failure:
+            if failure.outcome is not Outcome.LOST:
+                raise
+        for pair in pairs:
+            self._rebuild(*pair)
+        return ask([_contender(*pair) for pair in pairs])
 
     def _key(
         self, bucket: Bucket, budget_s: float, base: Candidate, candidate: Candidate
@@ -224,9 +258,12 @@ def _contender(candidate: Candidate, variant: str) -> Contender:
 def _certain(line: Line, limit_s: float = 0.0) -> bool:
     """Whether a recorded end is the candidate's own doing.
 
-    A time-out that came sooner than it would now is none, nor is the death of a process that did not die of a
-    fault in machine code: memory ran out, or kvgen itself had a fault that has been mended since.
+    The loss of its build is none. A time-out that came sooner than it would now is none, nor is the death of
+    a process that did not die of a fault in machine code: memory ran out, or kvgen itself had a fault that
+    has been mended since.
     """
     if line["outcome"] == Outcome.TIMEOUT.value:
         return bool(line["limit_s"] >= limit_s)
-    return line["outcome"] != Outcome.CRASH.value or any(name in line["message"] for name in FAULTS)
+    if line["outcome"] == Outcome.CRASH.value:
+        return any(name in line["message"] for name in FAULTS)
+    return bool(line["outcome"] != Outcome.LOST.value)

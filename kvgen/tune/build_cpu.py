@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from kvgen.backends.cpu import artifact, batch
 from kvgen.backends.cpu.backend import CpuBackend
 from kvgen.backends.cpu.compiler import find_compiler
+from kvgen.errors import ToolchainError
 from kvgen.ir.plan import KernelPlan
 from kvgen.tune import binary, limits
 from kvgen.tune.candidate import Candidate
@@ -53,16 +54,36 @@ class Builder:
 
         def ended(index: int, outcome: batch.Outcome) -> None:
             candidate, plan, key, line = owners[index]
+            try:
+                found = _line(outcome, limit)
+            except (ToolchainError, OSError) as error:  # the cache of builds is being removed
+                candidate.fail(Outcome.LOST, f"its build is gone: {error}")
+                step()
+                return
             if line is None or line["outcome"] != Outcome.OK.value or outcome.path is None:
-                line = _line(outcome, limit)
+                line = found
                 self._journal.add("build", key, **line, schedule=candidate.schedule.to_dict())
-            self._ended(candidate, plan, line, outcome)
+            self._ended(candidate, plan, line, outcome, found["binary"])
             step()
 
         batch.compile_many(jobs, workers=self._threads, on_outcome=ended)
 
+    def rebuild(self, candidate: Candidate, plan: KernelPlan) -> None:
+        """Compile again what was built, where it is gone from the cache of builds.
+
+        One that does not compile any more keeps its path, and is found to be gone when it is loaded.
+        """
+        (outcome,) = batch.compile_many([self._backend.job(plan)], workers=1)
+        if outcome.path is not None:
+            candidate.paths[plan.variant] = str(outcome.path)
+
     def _ended(
-        self, candidate: Candidate, plan: KernelPlan, line: Line, outcome: batch.Outcome | None = None
+        self,
+        candidate: Candidate,
+        plan: KernelPlan,
+        line: Line,
+        outcome: batch.Outcome | None = None,
+        digest: str = "",
     ) -> None:
         candidate.seconds += line["seconds"]
         if line["outcome"] != Outcome.OK.value:
@@ -70,7 +91,7 @@ class Builder:
             candidate.fail(Outcome(line["outcome"]), where + line["message"])
         elif outcome is not None and outcome.path is not None:
             candidate.paths[plan.variant] = str(outcome.path)
-            candidate.digests[plan.variant] = binary.digest(outcome.path)
+            candidate.digests[plan.variant] = digest
             self._limit.took(line["seconds"])
 
     def merge(self, group: Sequence[Candidate]) -> None:

@@ -11,6 +11,7 @@ from kvgen.backends.cpu.backend import CpuBackend
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
+from kvgen.ir.plan import KernelPlan
 from kvgen.passes.abi import VARIANTS
 from kvgen.tune import model
 from kvgen.tune.arena import Arena
@@ -69,7 +70,7 @@ class CpuJudge:
     def start(self, op: str, journal: Journal) -> None:
         """Begin with an op; what its journal knows is not done again."""
         self._op = op
-        self._arena = Arena(op, self._remote, journal, device_name(self.target))
+        self._arena = Arena(op, self._remote, journal, device_name(self.target), self._rebuild)
         self._builder = Builder(self.backend, journal, self._threads)
         self._checked = 0
         self._deadline = time.monotonic() + OP_S[self._effort].get(op, math.inf)
@@ -204,13 +205,15 @@ class CpuJudge:
 
     def _check_variants(self, candidate: Candidate) -> bool:
         """Build and check the variants that were not needed for the race."""
-        plans = [
-            self.backend.plan(self._op, self.spec, self.record, candidate.schedule, self.target, variant)
-            for variant in VARIANTS[self._op]
-            if variant not in candidate.paths
-        ]
+        plans = [self._plan(candidate, v) for v in VARIANTS[self._op] if v not in candidate.paths]
         self._builder.build([(candidate, plan) for plan in plans])
         return candidate.alive and all(self._arena.check(candidate, plan.variant) for plan in plans)
+
+    def _plan(self, candidate: Candidate, variant: str) -> KernelPlan:
+        return self.backend.plan(self._op, self.spec, self.record, candidate.schedule, self.target, variant)
+
+    def _rebuild(self, candidate: Candidate, variant: str) -> None:
+        self._builder.rebuild(candidate, self._plan(candidate, variant))
 
 
 def _scale(pool: Sequence[Candidate], base: Candidate) -> None:

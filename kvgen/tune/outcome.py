@@ -26,6 +26,8 @@ class Outcome(enum.StrEnum):
     """Its result differs from the oracle's."""
     CRASH = "crash"
     """The compiler or the process that ran the kernel died."""
+    LOST = "lost"
+    """Its build was gone when it should have run, also after it was built again. A later run tries it."""
     DUPLICATE = "duplicate"
     """The same source or binary as an earlier candidate, which stands for it."""
     SKIPPED = "skipped"

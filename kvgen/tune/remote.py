@@ -18,7 +18,7 @@ from kvgen.errors import ToolchainError
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.tune.outcome import Outcome
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a request or a reply of ``kvgen.tune.worker`` changes shape."""
 
 
@@ -151,7 +151,8 @@ class Remote:
             raise Failure(Outcome.CRASH, f"the process died: {death}", int(at.read_text() or 0)) from None
         if "error" in reply:
             message = f"{reply['error']}: {reply['message']}"
-            raise Failure(Outcome.WRONG, message, int(at.read_text() or 0))
+            outcome = Outcome.LOST if reply["lost"] else Outcome.WRONG
+            raise Failure(outcome, message, int(at.read_text() or 0))
         return reply
 
     def _ready(self) -> _Process:

@@ -22,7 +22,7 @@ from typing import Any
 from kvgen.backends.cpu import loader
 from kvgen.backends.cpu.backend import CpuBackend, CpuKernel
 from kvgen.backends.protocol import Backend
-from kvgen.errors import KvgenError
+from kvgen.errors import KvgenError, ToolchainError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import KernelPlan
 from kvgen.library import Library
@@ -37,6 +37,10 @@ from kvgen.tune.remote import AT, PROTOCOL
 from kvgen.tune.workload import POOL_LIMIT, Workload
 
 
+class Unloadable(ToolchainError):
+    """The file of a kernel is gone, damaged or refused: no fault of the kernel that was in it."""
+
+
 class Prebuilt(CpuBackend):
     """Kernels that the tuner has compiled already, found by variant."""
 
@@ -45,8 +49,14 @@ class Prebuilt(CpuBackend):
         self._paths = dict(paths)
 
     def compile(self, plans: Sequence[KernelPlan]) -> list[CpuKernel]:
-        """Load the shared object of each plan."""
-        return [CpuKernel(plan, loader.load(Path(self._paths[plan.variant]))) for plan in plans]
+        """Load the shared object of each plan; raises ``Unloadable``."""
+        return [CpuKernel(plan, self._load(plan.variant)) for plan in plans]
+
+    def _load(self, variant: str) -> loader.Library:
+        try:
+            return loader.load(Path(self._paths[variant]))
+        except (ToolchainError, OSError) as error:
+            raise Unloadable(str(error)) from error
 
 
 class Session:
@@ -82,7 +92,11 @@ class Session:
 
     def _runs(self, request: Mapping[str, Any]) -> list[Run]:
         work = self._workload(Bucket(request["op"], tuple(request["sizes"])))
-        return [self._run(request["op"], contender, work) for contender in request["contenders"]]
+        runs = []
+        for index, contender in enumerate(request["contenders"]):
+            _announce(index)
+            runs.append(self._run(request["op"], contender, work))
+        return runs
 
     def _workload(self, bucket: Bucket) -> Workload:
         """The workload of a bucket; the oldest go where all together would be too large."""
@@ -138,8 +152,9 @@ def main() -> int:
                 say({"ok": True})
             elif session is not None:
                 say(getattr(session, request["do"])(request))
-        except KvgenError as error:
-            say({"error": type(error).__name__, "message": str(error)})
+        except (KvgenError, OSError) as error:
+            lost = isinstance(error, Unloadable | OSError)
+            say({"error": type(error).__name__, "message": str(error), "lost": lost})
     return 0
 
 
