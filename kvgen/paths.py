@@ -85,24 +85,33 @@ def subfolder(name: str) -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """``folder``, made if need be, if files can really be written there; else a temporary one (warned).
-
-    A probe file is written because permission bits prove nothing: root ignores them, a read-only mount or a
-    full disk does not show in them.
-    """
+    """``folder``, made if need be, if files can really be written there; else a temporary one (warned)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, probe = tempfile.mkstemp(prefix=".probe-", dir=folder)
-        try:
-            os.write(handle, bytes(4096))
-        finally:
-            os.close(handle)
-            os.unlink(probe)
+        probe(folder)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         return fallback(str(folder), f"it cannot be written ({error.strerror})")
     return folder
+
+
+def probe(folder: Path) -> None:
+    """Write a file into ``folder`` and remove it again; raises the ``OSError`` of what fails.
+
+    Permission bits prove nothing: root ignores them, a read-only mount or a full disk does not show in them.
+    """
+    handle, file = tempfile.mkstemp(prefix=".probe-", dir=folder)
+    try:
+        os.write(handle, bytes(4096))
+    finally:
+        os.close(handle)
+        os.unlink(file)
+
+
+def is_temporary(folder: Path) -> bool:
+    """Whether a folder that ``writable`` gave goes away with this process."""
+    return _temporary is not None and folder.is_relative_to(_temporary)
 
 
 def fallback(what: str, reason: str) -> Path:

@@ -144,13 +144,17 @@ def folders() -> Iterator[Finding]:
         yield Finding("Cache", "folder", "none configured", hint)
         return
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        yield Finding("Cache", "folder", f"{root}: cannot be written", hint)
+    try:
+        paths.probe(existing)
+    except OSError as error:
+        yield Finding("Cache", "folder", f"{root}: cannot be written ({error.strerror})", hint)
+        yield Finding("Cache", "free space", "unknown")
         return
-    free = shutil.disk_usage(existing).free
+    space = shutil.disk_usage(existing)
     yield Finding("Cache", "folder", f"{root} ({'writable' if root.exists() else 'will be made'})")
-    low = f"{root} is nearly full; a build takes some megabytes" if free < 100 << 20 else ""
-    yield Finding("Cache", "free space", _size(free), low)
+    full = space.total and space.free < 100 << 20  # no total: the file system does not say
+    low = f"{root} is nearly full; a build takes some megabytes" if full else ""
+    yield Finding("Cache", "free space", _size(space.free) if space.total else "unknown", low)
     for name in paths.SUBFOLDERS:
         files = [path for path in (root / name).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)

@@ -77,11 +77,14 @@ def run(
             advance(f"{step.op}: {STAGES[step.stage]}", done, total, _best(step))
 
         report = tune(loaded, target, effort=effort, ops=ops, pins=pins, progress=told, cache_dir=cache_dir)
+    stored = _folder(cache_dir, report)
     if as_json:
-        output.print_json(report.to_dict() | {"stored": str(_folder(cache_dir, report))})
+        output.print_json(report.to_dict() | {"stored": str(stored) if stored else None})
         return
     print_report(report)
-    output.line(f"Winners are kept in {_folder(cache_dir, report)}")
+    option = "KVGEN_CACHE_DIR" if cache_dir is None else "--cache-dir"
+    lost = f"Winners were not kept: there is no folder for them; set {option} to a writable one"
+    output.line(f"Winners are kept in {stored}" if stored else lost)
 
 
 def explain(
@@ -112,10 +115,13 @@ def explain(
             output.line(f"{reason.op} was compared with {reason.nearest}")
 
 
-def _folder(cache_dir: Path | None, report: TuneReport) -> Path:
+def _folder(cache_dir: Path | None, report: TuneReport) -> Path | None:
+    """Where ``kvgen.tune.store`` keeps winners; None where that is gone when this process ends."""
     from kvgen import paths
 
-    return (cache_dir or paths.subfolder("tune")) / report.target
+    base = paths.subfolder("tune") if cache_dir is None else paths.writable(cache_dir)
+    folder = paths.writable(base / report.target)
+    return None if paths.is_temporary(folder) else folder
 
 
 def _best(step: Step) -> str:

@@ -44,8 +44,21 @@ def test_unwritable_cache(kvgen_json: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
     data = kvgen_json("doctor")
-    assert values(data)["folder"].endswith("cannot be written")
+    assert values(data)["folder"].endswith("cannot be written (Not a directory)")
+    assert values(data)["free space"] == "unknown"
     assert any("KVGEN_CACHE_DIR" in hint for hint in data["hints"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_folder_whose_permissions_promise_too_much(
+    kvgen_json: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc is a folder that root may write to by its bits, has no room, and takes no file."""
+    monkeypatch.setenv("KVGEN_CACHE_DIR", "/proc/kvgen")
+    data = kvgen_json("doctor")
+    assert values(data)["folder"].startswith("/proc/kvgen: cannot be written")
+    assert values(data)["free space"] == "unknown"
+    assert not any("nearly full" in hint for hint in data["hints"])
 
 
 def test_nothing_works(kvgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:

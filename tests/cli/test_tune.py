@@ -88,6 +88,23 @@ def test_one_row_for_each_op(kvgen: Any, asked: dict[str, Any], tmp_path: Path) 
     assert result.stderr.splitlines() == ["decode: compile and check (12)", "decode: race (12)", DONE]
 
 
+@pytest.mark.parametrize("option", ["KVGEN_CACHE_DIR", "--cache-dir"])
+@pytest.mark.filterwarnings("ignore::kvgen.paths.CacheWarning")
+def test_winners_that_go_with_the_process_are_not_called_kept(
+    kvgen: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    words = ["tune", INT8]
+    if option == "--cache-dir":
+        words += [option, str(tmp_path / "file" / "cache")]
+    else:
+        monkeypatch.setenv(option, str(tmp_path / "file" / "cache"))
+    said = kvgen(*words).stdout
+    assert "Winners are kept" not in said
+    assert f"Winners were not kept: there is no folder for them; set {option} to a writable one" in said
+    assert json.loads(kvgen(*words, "--json").stdout)["stored"] is None
+
+
 def test_predictions_are_not_times(kvgen: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     text = kvgen("tune", INT8, "--target", "sm_90", "--cache-dir", tmp_path).stdout
     assert "default ps" in text and "Predicted: ps per KV token" in text and " us" not in text
