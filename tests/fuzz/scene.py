@@ -60,7 +60,9 @@ def _mark(free: torch.Tensor, base: torch.Tensor, tensor: torch.Tensor) -> None:
         if not 0 <= first < base.numel() or not tensor.numel():
             return
         size = tensor.itemsize
-        shape, steps = (*tensor.shape, size), (*(step * size for step in tensor.stride()), 1)
+        # The stride of an axis with one place may be anything, 2**62 too.
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        shape, steps = (*tensor.shape, size), (*(step * size if n > 1 else 0 for n, step in pairs), 1)
         free.as_strided(shape, steps, first).fill_(True)
     except RuntimeError:  # a tensor without an address, or one that reaches beyond the buffer
         return
