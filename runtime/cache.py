@@ -184,6 +184,9 @@ def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
+    # The stride of an axis with one place may be anything, also what numpy has no room for.
+    steps = [step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    tensor = tensor.detach().as_strided(tensor.shape, steps)
     return torch.from_numpy(places.array(tensor)).view(tensor.dtype)
 
 

@@ -154,3 +154,20 @@ def test_planes_of_one_buffer_compile() -> None:
     found = torch.compile(step, fullgraph=True, backend="aot_eager")(cache, case.q)
     assert torch.equal(found, step(cache, case.q))
     assert planes["k"][1].any() and torch.equal(planes["k"], owner.planes["k"])
+
+
+def test_planes_of_one_buffer_with_a_stride_that_is_never_taken() -> None:
+    case = Case(SPECS["f32"])
+    owner = case.lib.new_cache(1)
+    whole = owner.pools["kv"].view(torch.float32)
+    planes = {}
+    for plane in case.lib.record.planes:
+        first = whole.storage_offset() + plane.offset.at(1) // plane.itemsize
+        planes[plane.name] = whole.as_strided(plane.shape(1), (2**62, *plane.strides(1)[1:]), first)
+    cache = case.lib.adopt(**planes)
+    slots = torch.tensor([0, 1, 2])
+    for made in (cache, owner):
+        case.lib.append(made, case.k, case.v, slots)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    one, two = (case.lib.decode(case.q, made, table, case.lens)[0] for made in (cache, owner))
+    assert torch.equal(one, two)
