@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from kvgen.backends.cpu import machine
-from kvgen.errors import ArgumentError
-from kvgen.runtime import arguments as check
 from kvgen.runtime.places import reach, spans
 
 NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", "max_q_len")
@@ -214,20 +212,26 @@ class Calls:
 
     def _workspace(self, workspace: Any, need: int) -> int:
         """The address of a workspace that is plain, large enough and outside the cache; otherwise 0."""
-        try:
-            check.need_workspace(workspace, need, _CPU)
-        except ArgumentError:
+        if type(workspace) is not Tensor or not workspace.is_cpu:
             return 0
-        at = int(workspace.data_ptr())
-        return 0 if any(first < at + need and at < end for first, end in self._spans) else at
+        try:
+            if not workspace.is_contiguous():
+                return 0
+            at = workspace.data_ptr()
+            room = workspace.untyped_storage().nbytes() - workspace.storage_offset() * workspace.itemsize
+        except RuntimeError:  # of a transform, or sparse
+            return 0
+        if min(room, workspace.nbytes) < need or at % 16:
+            return 0
+        for first, end in self._spans:
+            if first < at + need and at < end:
+                return 0
+        return int(at)
 
 
 def in_memory(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether all tensors have elements, in storage that was not freed."""
     return all(t is None or t.data_ptr() not in (0, t.storage_offset() * t.itemsize) for t in tensors)
-
-
-_CPU = torch.device("cpu")
 
 
 def call_key(
