@@ -63,7 +63,10 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
         return source
     if not isinstance(source, str | Path):
         raise ArgumentError(f"source = {brief(source)}: give a library, or the folder of an exported one")
-    folder = Path(source).resolve()
+    try:
+        folder = Path(source).resolve()
+    except (OSError, ValueError) as error:  # a zero byte, letters that no file name has, a ring of links
+        raise ArgumentError(f"source = {brief(source)}: no path ({error}); give a folder") from None
     manifest = read_manifest(folder)
     held = [name for name in manifest.targets if name.startswith("cpu-")]
     if not isinstance(target, str) or (target and target not in held):

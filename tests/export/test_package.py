@@ -177,6 +177,9 @@ def test_no_manifest_at_all(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ArgumentError, match="source = 5"):
         load(5)  # type: ignore[arg-type]
+    for name in ("\ud800", "a\0b"):
+        with pytest.raises(ArgumentError, match=r"source = .*no path"):
+            load(name)
 
 
 def test_target_that_was_not_exported(exported: Package) -> None:
