@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,10 +38,20 @@ Rounds = Annotated[
     int | None, typer.Option("--rounds", min=3, help="Turns that each contender takes: 15; with --model 3.")
 ]
 
+GpuCheck = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-check",
+        metavar="DIR",
+        help="Run the prepared check of a GPU in DIR instead: minutes, no compiler.",
+    ),
+]
+
 
 def run(
     specs: SpecPaths = None,
     model: ModelName = None,
+    gpu_check: GpuCheck = None,
     pages: Pages = None,
     batch: Batch = None,
     context: Context = None,
@@ -56,6 +67,10 @@ def run(
 
     With --model: decoded tokens a second of the whole model, against transformers' eager and SDPA.
     """
+    if gpu_check is not None:
+        # Imported by name: it brings what only a machine with a GPU needs.
+        importlib.import_module("kvgen.commands.gpu_check").run(gpu_check, specs or [], as_json=as_json)
+        return
     if model is not None:
         if specs:
             raise ArgumentError(f"SPEC {specs[0]}: --model makes its own spec; give one of the two")
