@@ -13,6 +13,7 @@ from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
 from kvgen.library import Library
 from kvgen.passes.place import place
+from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
 from kvgen.passes.verify import verify_record
 from kvgen.resolve import backend_for, resolve_target
@@ -57,6 +58,7 @@ def assemble(
         raise ArgumentError(f"target = {brief(target)}: give the name of a target, such as 'cpu' or 'sm_90'")
     resolved = resolve_target(target)
     backend = backend or backend_for(resolved)
+    spec = resolve_preset(spec, resolved)
     record = place(spec)
     verify_record(spec, record)
     pins = _pins(schedule)

@@ -25,7 +25,14 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch type of a storage type's name."""
     import torch
 
-    return {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "int8": torch.int8}[name]
+    return {
+        "f32": torch.float32,
+        "bf16": torch.bfloat16,
+        "f16": torch.float16,
+        "int8": torch.int8,
+        "int4x2": torch.uint8,
+        "e4m3": torch.float8_e4m3fn,
+    }[name]
 
 
 class Cache:

@@ -72,11 +72,14 @@ def formats() -> Rows:
     """Registered number formats."""
     from kvgen.ir.quant import DTYPE_BYTES, FORMATS, GROUPS
 
-    groups = ", ".join("{" + ", ".join(f"{dim} = 1" for dim in dims) + "}" for dims in GROUPS)
+    blocks = {"d": "n"}
+    groups = ", ".join(
+        "{" + ", ".join(f"{dim} = {blocks.get(dim, 1)}" for dim in dims) + "}" for dims in GROUPS
+    )
     return [
         {
             "name": fmt.name,
-            "bytes": DTYPE_BYTES[fmt.storage],
+            "bytes": DTYPE_BYTES[fmt.storage] / fmt.packed,
             "codes": f"-{fmt.qmax} to {fmt.qmax}" if fmt.scaled else "values",
             "one scale per group": groups if fmt.scaled else "",
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvgen.ir.quant import GROUPS
+from kvgen.ir.quant import D_BLOCK_STEP, GROUPS
 from kvgen.passes import fields
 from kvgen.passes.fields import REQUIRED, Field
 
@@ -19,7 +19,13 @@ def spec_schema() -> dict[str, Any]:
     quant = _table(fields.QUANT)
     quant["properties"]["group"] |= {
         "additionalProperties": False,
-        "properties": {dim: {"const": 1} for dims in GROUPS for dim in dims},
+        "properties": {
+            dim: {"type": "integer", "minimum": D_BLOCK_STEP, "multipleOf": D_BLOCK_STEP}
+            if dim == "d"
+            else {"const": 1}
+            for dims in GROUPS
+            for dim in dims
+        },
     }
     cache = _table(fields.CACHE, {"k": quant, "v": quant})
     top = _table(fields.TOP, {"attention": _table(fields.ATTENTION), "cache": cache})

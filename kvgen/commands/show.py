@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.commands import output
-from kvgen.commands.options import AsJson, read_spec
+from kvgen.commands.options import AsJson, TargetName, read_spec
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ def run(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of a spec instead.")
     ] = False,
+    target: TargetName = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Show a spec and how a page of it lies in memory."""
+    """Show a spec and how a page of it lies in memory (of --target, where the layout is a preset)."""
     if schema:
         from kvgen.commands.schema import spec_schema
 
@@ -31,9 +32,11 @@ def run(
         raise ArgumentError("SPEC is missing: give the path of a TOML spec, or --schema")
     from kvgen.commands.describe import bytes_data, record_data, spec_data
     from kvgen.passes.place import place
+    from kvgen.passes.preset import resolve
     from kvgen.passes.verify import verify_record
+    from kvgen.resolve import resolve_target
 
-    loaded = read_spec(spec)
+    loaded = resolve(read_spec(spec), resolve_target(target))
     record = place(loaded)
     verify_record(loaded, record)
     if as_json:
@@ -70,7 +73,8 @@ def _storage(quant: QuantSpec) -> str:
     layout = f", own layout '{quant.layout}'" if quant.layout else ""
     if not quant.fmt.scaled:
         return f"{quant.format}{layout}"
-    dims = " and ".join({"tok": "token", "head": "head"}[dim] for dim in quant.scale_dims)
+    words = {"d": f"{quant.d_block} elements of d", "tok": "token", "head": "head"}
+    dims = " and ".join(words[dim] for dim in quant.scale_dims)
     scales = f"one {quant.scale_dtype} scale per {dims or 'tensor'}"
     return f"{quant.format}, {scales}{', given to new_cache' if quant.static_scale else ''}{layout}"
 

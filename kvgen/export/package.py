@@ -31,6 +31,7 @@ from kvgen.export.vendor import vendored
 from kvgen.ir import Spec
 from kvgen.ir.schedule import Knob
 from kvgen.passes.place import place
+from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.render import environment
 from kvgen.passes.validate import load_spec
 from kvgen.resolve import resolve_target
@@ -88,6 +89,7 @@ def export(
     folder = Path(to)
     former = check_folder(folder, force=force)
     chosen = list(dict.fromkeys(resolve_target(target).name for target in targets or default_targets()))
+    spec = _one_layout(spec, chosen)
     files: Files = {}
     kernels = {}
     for at, target in enumerate(chosen):
@@ -105,6 +107,18 @@ def export(
     whole |= {path: _render(path, context) for path in PROJECT_FILES}
     _write(folder, whole, former)
     return Package(folder, package, manifest, len(whole), sum(map(len, whole.values())))
+
+
+def _one_layout(spec: Spec, targets: Sequence[str]) -> Spec:
+    """``spec`` with its preset resolved. A package has one page record, so all targets must want the same."""
+    found = {target: resolve_preset(spec, resolve_target(target)) for target in targets}
+    first = found[targets[0]]
+    if other := next((target for target, own in found.items() if own != first), None):
+        raise ArgumentError(
+            f"layout = {spec.cache.preset!r}: another one for {other} than for {targets[0]}, and a package "
+            "has one; export them one by one, or write the layout out (kvgen show SPEC --target T prints it)"
+        )
+    return first
 
 
 def package_name(label: str) -> str:

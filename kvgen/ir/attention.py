@@ -26,9 +26,11 @@ class AttentionSpec:
     window: int | None
     """Earlier keys kept beside the query's own (sliding window), or None for all."""
     qk: str
-    """``exact``: the stored K, f32 accumulation."""
+    """``exact``: the stored K, f32 accumulation. ``int8``: integer codes of K times the query, quantised to
+    one int8 code per element with a scale per row (token and head)."""
     pv: str
-    """``exact``: the stored V, f32 accumulation."""
+    """``exact``: the stored V, f32 accumulation. ``int8``: integer codes of V times weights, quantised to
+    eight bits relative to the largest of a tile."""
 
     @property
     def group(self) -> int:

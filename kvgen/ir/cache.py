@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from kvgen.ir.layout import Axis, LayoutSpec
 from kvgen.ir.quant import QuantSpec
 
+PRESETS = {"fast": "page kv head tok d"}
+"""Layout names that stand for a rule of the target, and the layout that a spec shows until it is known."""
+
 
 @dataclass(frozen=True)
 class CacheSpec:
@@ -22,6 +25,8 @@ class CacheSpec:
     """Storage of K."""
     v: QuantSpec
     """Storage of V."""
+    preset: str | None = None
+    """Name of a rule that replaces ``layout`` once the target is known (``passes.preset``), or None."""
 
     def quant(self, field: str) -> QuantSpec:
         """The storage of ``"k"`` or ``"v"``."""
@@ -31,6 +36,22 @@ class CacheSpec:
     def pools(self) -> tuple[str, ...]:
         """Names of the buffers: one ``kv``, or ``k`` and ``v`` where the layout has no ``kv`` axis."""
         return ("kv",) if "kv" in self.layout.dims() else ("k", "v")
+
+    def scale_axes(self, field: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Those of ``axes`` along which the scales of ``field`` differ.
+
+        Blocks of d stand where the field's outermost d axis stands.
+        """
+        quant, kept = self.quant(field), []
+        block = quant.d_block
+        for axis in axes:
+            if axis.dim == "d":
+                if block is not None:
+                    kept.append(Axis("d", "outer", block))
+                    block = None
+            elif axis.dim == "page" or axis.dim in quant.scale_dims:
+                kept.append(axis)
+        return tuple(kept)
 
     def axes(self, field: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         """Axes outside and inside the record of ``field``, outermost first.

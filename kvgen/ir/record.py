@@ -87,6 +87,21 @@ class Plane:
         """Axes with run-time strides other than ``page`` (they stand left of it in the layout)."""
         return tuple(a for a in self.axes if not a.constant and a.axis.dim != "page")
 
+    def index_sizes(self) -> dict[str, int]:
+        """How many indices each dimension has, ``page`` left out.
+
+        An outer axis without its inner half holds one scale for a block of elements: it is indexed by the
+        element.
+        """
+        inner = {a.axis.dim for a in self.axes if a.axis.part == "inner"}
+        sizes: dict[str, int] = {}
+        for a in self.axes:
+            if a.extent is not None:
+                alone = a.axis.part == "outer" and a.axis.dim not in inner
+                steps = a.extent * (a.axis.block if alone else 1)
+                sizes[a.axis.dim] = sizes.get(a.axis.dim, 1) * steps
+        return sizes
+
     def shape(self, num_pages: int) -> tuple[int, ...]:
         """Extents outermost first for a pool of ``num_pages``."""
         return tuple(num_pages if a.extent is None else a.extent for a in self.axes)

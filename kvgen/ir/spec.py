@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from kvgen.ir.attention import AttentionSpec
-from kvgen.ir.cache import CacheSpec
+from kvgen.ir.cache import PRESETS, CacheSpec
 from kvgen.ir.layout import LayoutSpec
 from kvgen.ir.quant import QuantSpec
 
@@ -36,6 +36,9 @@ class Spec:
         attention = dict.fromkeys(f.name for f in fields(AttentionSpec)) | values["attention"]
         cache = dict(values["cache"])
         cache |= {side: _quant(cache[side]) for side in ("k", "v")}
+        if cache["layout"] in PRESETS:
+            cache["preset"] = cache["layout"]
+            cache["layout"] = PRESETS[cache["preset"]]
         cache["layout"] = LayoutSpec.parse(cache["layout"])
         return cls(values["name"], AttentionSpec(**attention), CacheSpec(**cache))
 
@@ -76,5 +79,7 @@ def _plain(value: object) -> Any:
         return body | ({"layout": str(value.layout)} if value.layout else {})
     if isinstance(value, AttentionSpec | CacheSpec):
         pairs = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        if pairs.get("preset"):
+            pairs["layout"] = pairs.pop("preset")
         return {key: item for key, item in pairs.items() if item is not None}
     return value

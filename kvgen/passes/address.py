@@ -126,11 +126,9 @@ def address(plane: Plane) -> Address:
 
 def plane_facts(plane: Plane) -> Facts:
     """The range of each logical index of a plane, from its extents."""
-    sizes: dict[str, int] = {}
-    for placed in plane.axes:
-        if placed.extent is not None:
-            sizes[placed.axis.dim] = sizes.get(placed.axis.dim, 1) * placed.extent
-    return {symbol("page"): PAGE_IDS} | {symbol(dim): Range(0, size - 1) for dim, size in sizes.items()}
+    return {symbol("page"): PAGE_IDS} | {
+        symbol(dim): Range(0, size - 1) for dim, size in plane.index_sizes().items()
+    }
 
 
 def simplify(raw: Address, facts: Facts) -> Address:

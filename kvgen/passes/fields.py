@@ -133,12 +133,14 @@ ATTENTION = {
     "scale": Field(_FACTOR, "leave it out for head_dim ** -0.5", None),
     "causal": Field(_kind(bool, "true or false", "boolean"), "true or false", True),
     "window": Field(_integer(0, 2**31 - 1), "earlier keys to keep, or leave it out", None),
-    "qk": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
-    "pv": Field(_one_of("exact"), "'exact' (int8 arithmetic comes later)", "exact"),
+    "qk": Field(_one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
+    "pv": Field(_one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
 }
 CACHE = {
     "page_size": Field(_integer(1, 4096), "for example 16"),
-    "layout": Field(_LAYOUT, "for example 'page kv head tok d'", "page kv head tok d"),
+    "layout": Field(
+        _LAYOUT, "'fast' (the target's own) or for example 'page kv head tok d'", "page kv head tok d"
+    ),
     "align": Field(_power_of_two(12), "a power of two from 1 to 4096", 64),
     "k": Field(_TABLE, "a [cache.k] table"),
     "v": Field(_TABLE, "a [cache.v] table"),

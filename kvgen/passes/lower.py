@@ -23,6 +23,9 @@ class FoldSite:
     V: ``output`` (one factor for a head) or ``weight_column`` (one a key). ``none`` for plain floats."""
     per_head: bool = False
     """Whether the scale differs by head."""
+    block: int = 0
+    """Elements of d that share a scale; 0 where one serves the whole row. Each block of d is then a dot of
+    its own (K), or an accumulator with weights of its own (V)."""
 
 
 def fold_site(spec: Spec, field: str) -> FoldSite:
@@ -33,7 +36,7 @@ def fold_site(spec: Spec, field: str) -> FoldSite:
     per_head = "head" in quant.scale_dims
     if quant.static_scale:
         return FoldSite("score_scale" if field == "k" else "output", per_head)
-    return FoldSite("score_column" if field == "k" else "weight_column", per_head)
+    return FoldSite("score_column" if field == "k" else "weight_column", per_head, quant.d_block or 0)
 
 
 def d_parts(size: int, widest: int, step: int) -> tuple[Part, ...]:

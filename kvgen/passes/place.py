@@ -17,6 +17,8 @@ from kvgen.ir.record import PlaneAxis
 def place(spec: Spec) -> PageRecord:
     """The page record of a spec. ``passes.verify_record`` proves what it promises."""
     cache = spec.cache
+    if cache.preset is not None:
+        raise ValueError(f"layout {cache.preset!r} depends on the target: resolve it first (passes.preset)")
     sizes = {
         "k": {"head": spec.attention.kv_heads, "tok": cache.page_size, "d": spec.attention.head_dim},
         "v": {"head": spec.attention.kv_heads, "tok": cache.page_size, "d": spec.attention.v_head_dim},
@@ -52,7 +54,10 @@ def _place_pool(
     for field in fields:
         _, inner = cache.axes(field)
         for name, dtype, axes in _components(cache, field, inner):
-            inside, size = _stack(axes, sizes[field], Extent(DTYPE_BYTES[dtype]), cache.align, pad_rows=True)
+            steps = sizes[field]
+            if name == field:  # d of a data plane counts stored elements
+                steps = steps | {"d": steps["d"] // cache.quant(field).fmt.packed}
+            inside, size = _stack(axes, steps, Extent(DTYPE_BYTES[dtype]), cache.align, pad_rows=True)
             size = _align_up(size, max(cache.align, DTYPE_BYTES[dtype]))
             components.append((name, dtype, inside, cursor))
             cursor = cursor + size
@@ -73,14 +78,13 @@ def _components(
     quant = cache.quant(field)
     found = [(field, quant.fmt.storage, inner)]
     if quant.fmt.scaled and not quant.static_scale:
-        kept = tuple(a for a in inner if a.dim == "page" or a.dim in quant.scale_dims)
-        found.append((f"{field}_scale", quant.scale_dtype, kept))
+        found.append((f"{field}_scale", quant.scale_dtype, cache.scale_axes(field, inner)))
     return found
 
 
 def _scale_axes(cache: CacheSpec, name: str, axes: tuple[PlaneAxis, ...]) -> tuple[PlaneAxis, ...]:
-    dims = cache.quant(name[0]).scale_dims
-    return tuple(a for a in axes if a.axis.dim == "page" or a.axis.dim in dims)
+    kept = cache.scale_axes(name[0], tuple(a.axis for a in axes))  # d never stands outside a record
+    return tuple(a for a in axes if a.axis in kept)
 
 
 def _stack(

@@ -13,8 +13,9 @@ from typing import Any
 
 from kvgen.errors import Diagnostic, SpecError
 from kvgen.ir import AttentionSpec, CacheSpec, LayoutError, LayoutSpec, QuantSpec, Spec
+from kvgen.ir.cache import PRESETS
 from kvgen.ir.layout import Axis
-from kvgen.ir.quant import FORMATS, GROUPS
+from kvgen.ir.quant import D_BLOCK_STEP, FORMATS, GROUPS, Format
 from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, nearest, note, read_table
 
 MOST_BYTES = 1 << 16
@@ -60,13 +61,20 @@ def validate(raw: Any) -> Spec:
     cache = read_table(CACHE, top["cache"], "cache", problems)
     quants = {side: read_table(QUANT, cache[side], f"cache.{side}", problems) for side in ("k", "v")}
     _check_heads(att, problems)
-    layout = _layout(cache["layout"], "cache.layout", problems)
+    preset = cache["layout"] if cache["layout"] in PRESETS else None
+    layout = _layout(PRESETS[preset] if preset else cache["layout"], "cache.layout", problems)
+    for side, q in quants.items():
+        if preset and q["layout"] not in (None, MISSING):
+            reason = f"cache.layout = {preset!r} chooses the axes of both sides by itself"
+            note(problems, f"cache.{side}.layout", q["layout"], reason, "leave one of the two out")
     own = {side: _layout(q["layout"], f"cache.{side}.layout", problems) for side, q in quants.items()}
-    groups = {side: _group(q, f"cache.{side}", problems) for side, q in quants.items()}
+    widths = {"k": att["head_dim"], "v": att["head_dim"] if att["v_head_dim"] is None else att["v_head_dim"]}
+    groups = {side: _group(q, f"cache.{side}", widths[side], problems) for side, q in quants.items()}
+    _check_arithmetic(att, quants, problems)
     if layout is not None:
         _check_dims(layout, own, problems)
         for side in ("k", "v"):
-            _check_splits(side, layout, own[side], cache, att, problems)
+            _check_splits(side, layout, own[side], cache, quants[side], att, problems)
     if problems:
         raise SpecError(problems)
     assert layout is not None
@@ -85,9 +93,8 @@ def validate(raw: Any) -> Spec:
     sides = {
         side: QuantSpec(q["format"], groups[side], q["scale_dtype"], own[side]) for side, q in quants.items()
     }
-    return Spec(
-        top["name"], attention, CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"])
-    )
+    found = CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"], preset)
+    return Spec(top["name"], attention, found)
 
 
 def _unreadable(source: str | Path, reason: str, hint: str) -> SpecError:
@@ -119,7 +126,7 @@ def _layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
     return None
 
 
-def _group(quant: dict[str, Any], path: str, problems: Problems) -> tuple[tuple[str, int], ...]:
+def _group(quant: dict[str, Any], path: str, width: Any, problems: Problems) -> tuple[tuple[str, int], ...]:
     group = quant["group"]
     if quant["format"] is MISSING or group is MISSING:
         return ()
@@ -138,11 +145,39 @@ def _group(quant: dict[str, Any], path: str, problems: Problems) -> tuple[tuple[
         return ()
     # Keys may be anything here, so they are compared as a set: they need not sort.
     dims = next((dims for dims in GROUPS if set(dims) == set(group)), None)
-    if dims is None or any(type(block) is not int or block != 1 for block in group.values()):
-        works = "{} (per tensor), {head = 1} (per head) or {tok = 1, head = 1} (per token and head)"
+    if dims is None or any(type(n) is not int or n != 1 for dim, n in group.items() if dim != "d"):
+        works = (
+            "{} (per tensor), {head = 1} (per head), {tok = 1, head = 1} (per token and head) "
+            "or {tok = 1, head = 1, d = 32} (per 32 elements of those)"
+        )
         note(problems, f"{path}.group", group, f"no {fmt.name} kernel scales by this block", works)
         return ()
-    return tuple((dim, 1) for dim in dims)
+    if "d" in dims and not _check_d_block(group["d"], fmt, path, width, problems):
+        return ()
+    return tuple((dim, group[dim]) for dim in dims)
+
+
+def _check_d_block(block: Any, fmt: Format, path: str, width: Any, problems: Problems) -> bool:
+    """Whether blocks of ``block`` elements of d can share a scale: they tile each stored half of a row."""
+    if width is MISSING:
+        return False
+    fits = [b for b in range(D_BLOCK_STEP, width, D_BLOCK_STEP) if width // fmt.packed % b == 0]
+    if type(block) is int and block in fits:
+        return True
+    what = f"head_dim / {fmt.packed}" if fmt.packed > 1 else "head_dim"
+    reason = f"not a multiple of {D_BLOCK_STEP} that divides {what} = {width // fmt.packed} into blocks"
+    works = f"{', '.join(map(str, fits))} works" if fits else "leave d out: this row is too short for blocks"
+    note(problems, f"{path}.group.d", block, reason, works)
+    return False
+
+
+def _check_arithmetic(att: dict[str, Any], quants: dict[str, dict[str, Any]], problems: Problems) -> None:
+    integers = ", ".join(repr(fmt.name) for fmt in FORMATS.values() if fmt.integer)
+    for key, side in (("qk", "k"), ("pv", "v")):
+        name = quants[side]["format"]
+        if att[key] == "int8" and name is not MISSING and not FORMATS[name].integer:
+            reason = f"cache.{side}.format = {name!r} has no integer codes to multiply"
+            note(problems, f"attention.{key}", att[key], reason, f"'exact', or a format of {integers}")
 
 
 def _check_dims(layout: LayoutSpec, own: dict[str, LayoutSpec | None], problems: Problems) -> None:
@@ -201,13 +236,21 @@ def _check_splits(
     layout: LayoutSpec,
     own: LayoutSpec | None,
     cache: dict[str, Any],
+    quant: dict[str, Any],
     att: dict[str, Any],
     problems: Problems,
 ) -> None:
     outer, inner = layout.split()
     axes = outer + (own.axes if own else inner)
     width = "head_dim" if side == "k" or att["v_head_dim"] is None else "v_head_dim"
-    sizes = {"tok": (cache["page_size"], "page_size"), "d": (att[width], width)}
+    size, name = att[width], width
+    if (
+        quant["format"] is not MISSING
+        and size is not MISSING
+        and (packed := FORMATS[quant["format"]].packed) > 1
+    ):
+        size, name = size // packed, f"{width} / {packed} (bytes of a row)"
+    sizes = {"tok": (cache["page_size"], "page_size"), "d": (size, name)}
     for dim, (size, name) in sizes.items():
         halves = [axis for axis in axes if axis.dim == dim and axis.part != "whole"]
         if not halves:

@@ -72,14 +72,15 @@ def _expected(spec: Spec) -> dict[str, tuple[str, tuple[Axis, ...]]]:
         outer, inner = spec.cache.axes(field)
         found[field] = (quant.fmt.storage, outer + inner)
         if quant.fmt.scaled and not quant.static_scale:
-            kept = tuple(a for a in outer + inner if a.dim == "page" or a.dim in quant.scale_dims)
-            found[f"{field}_scale"] = (quant.scale_dtype, kept)
+            found[f"{field}_scale"] = (quant.scale_dtype, spec.cache.scale_axes(field, outer + inner))
     return found
 
 
 def _check_axes(spec: Spec, plane: Plane, dtype: str, axes: tuple[Axis, ...]) -> None:
     att = spec.attention
     width = att.head_dim if plane.name[0] == "k" else att.v_head_dim
+    if not plane.name.endswith("_scale"):
+        width //= spec.cache.quant(plane.name).fmt.packed
     sizes = {"head": att.kv_heads, "tok": spec.cache.page_size, "d": width}
     _check(plane.dtype == dtype, plane.name, f"holds {plane.dtype}, expected {dtype}")
     got = tuple(a.axis for a in plane.axes)

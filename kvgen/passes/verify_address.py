@@ -25,11 +25,7 @@ def verify_address(plane: Plane, found: Address) -> None:
 
     Raises ``VerifyError`` naming plane, dimension and index.
     """
-    sizes: dict[str, int] = {}
-    for placed in plane.axes:
-        if placed.extent is not None:
-            sizes[placed.axis.dim] = sizes.get(placed.axis.dim, 1) * placed.extent
-    for dim, size in {**sizes, "page": 3}.items():
+    for dim, size in {**plane.index_sizes(), "page": 3}.items():
         index = np.arange(size, dtype=np.int64)
         if dim == "page":
             index[-1] = PAGE_IDS.high

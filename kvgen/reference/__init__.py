@@ -14,10 +14,12 @@ from kvgen.reference.codec import (
     encode_rows,
     encode_static,
     f32_to_bf16,
+    int8_rows,
     store_float,
     widen,
 )
 from kvgen.reference.layout import new_pools, pack, unpack, view
+from kvgen.reference.quantised import weights_bound
 
 __all__ = [
     "append",
@@ -30,6 +32,7 @@ __all__ = [
     "encode_static",
     "f32_to_bf16",
     "gather",
+    "int8_rows",
     "merge",
     "new_pools",
     "pack",
@@ -37,5 +40,6 @@ __all__ = [
     "store_float",
     "unpack",
     "view",
+    "weights_bound",
     "widen",
 ]

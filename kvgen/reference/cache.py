@@ -14,7 +14,16 @@ import numpy as np
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
 from kvgen.reference.attend import attend
-from kvgen.reference.codec import NUMPY, Array, decode_values, encode_rows, encode_static, store_float, widen
+from kvgen.reference.codec import (
+    NUMPY,
+    Array,
+    decode_values,
+    encode_rows,
+    encode_static,
+    int8_rows,
+    store_float,
+    widen,
+)
 from kvgen.reference.layout import Pools, join, view
 
 Ints = Sequence[int] | Array
@@ -49,14 +58,14 @@ def append(
     for field, rows, width in (("k", k_THD, att.head_dim), ("v", v_THD, att.v_head_dim)):
         if rows.shape != (len(slots), att.kv_heads, width):
             raise ArgumentError(f"{field} {rows.shape}: expected {(len(slots), att.kv_heads, width)}")
-        fmt = spec.cache.quant(field).fmt
+        quant = spec.cache.quant(field)
         x = widen(rows[live]).astype(np.float32)
-        if fmt.qmax is None:
-            codes = store_float(x, fmt.storage)
-        elif spec.cache.quant(field).static_scale:
-            codes = encode_static(x, _static(spec, field, scales), fmt.qmax)
+        if not quant.fmt.scaled:
+            codes = store_float(x, quant.fmt.storage)
+        elif quant.static_scale:
+            codes = encode_static(x, _static(spec, field, scales), quant.format)
         else:
-            codes, found = encode_rows(x, fmt.qmax)
+            codes, found = encode_rows(x, quant.format, quant.d_block)
             _scatter(view(pools, record, f"{field}_scale", num_pages), page, tok, found)
         _scatter(view(pools, record, field, num_pages), page, tok, codes)
 
@@ -131,7 +140,8 @@ def prefill(
 
     ``q_THD`` [total_q, q_heads, d] -> out [total_q, q_heads, v_d] and lse [total_q, q_heads], base 2.
     ``kv_lens`` int32 [B] counts the tokens after this step's append; ``q_starts`` int32 [B + 1];
-    ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's.
+    ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's. With ``qk = "int8"`` the query
+    is what its int8 codes stand for; ``pv = "int8"`` is not modelled but bounded: see ``weights_bound``.
     """
     att = spec.attention
     if q_THD.shape[1:] != (att.q_heads, att.head_dim):
@@ -141,7 +151,7 @@ def prefill(
     keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales)
     factor = att.scale if scale is None else scale
     return attend(
-        q_THD,
+        int8_rows(q_THD) if att.qk == "int8" else q_THD,
         keys,
         values,
         q_starts=q_starts,
@@ -193,8 +203,10 @@ def _values(
         scale = np.broadcast_to(_static(spec, field, scales), (codes.shape[1],))[:, None]  # [head, tok]
         return decode_values(codes, quant.format, scale)
     if quant.fmt.scaled:
-        stored = join(view(pools, record, f"{field}_scale", num_pages)[pages])[..., 0]
-        return decode_values(codes, quant.format, stored)
+        stored = join(view(pools, record, f"{field}_scale", num_pages)[pages])
+        if quant.d_block is None:
+            stored = stored[..., 0]
+        return decode_values(codes, quant.format, stored, quant.d_block)
     return decode_values(codes, quant.format)
 
 

@@ -4,18 +4,20 @@ Everything is decided in f32, the type kernels compute in; only ``decode_values`
 because a stored value is exact there. What each format stores for the odd values:
 
 ====================  ==========================  ====================  ============================
-value                 f32, bf16, f16              int8, token and head  int8, static scale
+value                 f32, bf16, f16              token in the group    static scale
 ====================  ==========================  ====================  ============================
-NaN                   a NaN (payload unspecified)  scale NaN, codes 0    code 0
-+inf, -inf            itself                      scale NaN, codes 0    127, -127 (saturated)
-too large for type    inf (IEEE round to nearest)  cannot happen         127, -127 (saturated)
+NaN                   a NaN (payload unspecified)  scale NaN, codes 0    code 0; e4m3: its NaN, 0x7f
++inf, -inf            itself                      scale NaN, codes 0    +-qmax (saturated)
+too large for type    inf (IEEE round to nearest)  cannot happen         +-qmax (saturated)
 denormal f32          rounded, never flushed      as any other value    as any other value
 row amax < 2**-100    as it is                    scale 0, codes 0      as any other value
 ====================  ==========================  ====================  ============================
 
-So a NaN or inf in one (token, head) row makes that row read back as NaN under token-head int8 and
-reaches no other row. A kernel finds it for free: the maximum over ``bits & 0x7fffffff`` taken as
-integers orders finite < inf < NaN, so the amax it needs anyway is >= 0x7f800000 exactly then.
+Scaled codes are int8, int4 (two's complement nibbles, packed as halves: byte j holds code j in its low half
+and code j + D/2 in its high one) and e4m3 (OCP e4m3fn). A "row" is what shares a scale: a (token, head), or
+a block of d of it. So a NaN or inf in one row makes that row read back as NaN and reaches no other row. A
+kernel finds it for free: the maximum over ``bits & 0x7fffffff`` taken as integers orders finite < inf < NaN,
+so the amax it needs anyway is >= 0x7f800000 exactly then.
 The stored NaN scale is the canonical 0x7fc00000, so writers agree in every byte.
 
 The bf16 rounding is the usual bit trick (add 0x7fff plus the lowest kept bit, then cut). Note that
@@ -39,8 +41,10 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype("<u2"),
     "f16": np.dtype("<f2"),
     "int8": np.dtype("i1"),
+    "int4x2": np.dtype("u1"),
+    "e4m3": np.dtype("u1"),
 }
-"""The numpy type that holds a storage type; bf16 as its 16 bits."""
+"""The numpy type that holds a storage type; bf16 and e4m3 as their bits."""
 
 _INF_BITS = np.uint32(0x7F800000)
 
@@ -82,29 +86,31 @@ def store_float(x: Array, dtype: str) -> Array:
         return x.astype(NUMPY[dtype])
 
 
-def encode_rows(x: Array, qmax: int) -> tuple[Array, Array]:
-    """f32 [..., d] -> codes int8 [..., d] and scales f32 [...]: one scale a row (a token of a head).
+def encode_rows(x: Array, fmt: str, block: int | None = None) -> tuple[Array, Array]:
+    """f32 [..., d] -> stored codes [..., d] ([..., d/2] where packed) and scales f32.
 
+    One scale a row, f32 [...]; with ``block``, one for so many elements of d, f32 [..., d // block].
     scale = amax / qmax, code = round-to-nearest-even(x * (1 / scale)), all in f32, saturated to +-qmax.
     """
     x = np.ascontiguousarray(x, dtype=np.float32)
-    amax_bits = (x.view(np.uint32) & 0x7FFFFFFF).max(axis=-1)
+    rows = x if block is None else x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    amax_bits = (rows.view(np.uint32) & 0x7FFFFFFF).max(axis=-1)
     amax = amax_bits.view(np.float32)
     bad = amax_bits >= _INF_BITS
     live = ~bad & (amax >= np.float32(ZERO_BLOCK_AMAX))
     safe = np.where(live, amax, np.float32(1.0)).astype(np.float32)
-    scale = safe / np.float32(qmax)
+    scale = safe / np.float32(FORMATS[fmt].qmax)
     inv = np.float32(1.0) / scale
-    codes = _round(np.where(live[..., None], x, np.float32(0.0)) * inv[..., None], qmax)
+    scaled = np.where(live[..., None], rows, np.float32(0.0)) * inv[..., None]
     stored = np.where(bad, np.float32(np.nan), np.where(live, scale, np.float32(0.0)))
-    return codes, stored.astype(np.float32)
+    return to_codes(scaled.reshape(x.shape), fmt), stored.astype(np.float32)
 
 
-def encode_static(x: Array, scale: Array, qmax: int) -> Array:
-    """f32 [..., head, d] -> codes int8 [..., head, d] under given scales, f32 [] or [head].
+def encode_static(x: Array, scale: Array, fmt: str) -> Array:
+    """f32 [..., head, d] -> stored codes [..., head, d] (or d/2) under given scales, f32 [] or [head].
 
-    NaN stores 0, inf and everything too large saturate. Raises ``ArgumentError`` for a scale that is not
-    finite or below 2**-100 (1 / scale would not be a number to round with).
+    Inf and everything too large saturate; the table above says what NaN stores. Raises ``ArgumentError``
+    for a scale that is not finite or below 2**-100 (1 / scale would not be a number to round with).
     """
     scale = np.asarray(scale, dtype=np.float32)
     if not (np.isfinite(scale) & (scale >= np.float32(ZERO_BLOCK_AMAX))).all():
@@ -112,20 +118,83 @@ def encode_static(x: Array, scale: Array, qmax: int) -> Array:
     inv = (np.float32(1.0) / scale)[..., None]
     with np.errstate(over="ignore"):
         scaled = np.asarray(x, dtype=np.float32) * inv
-    return _round(np.where(np.isnan(scaled), np.float32(0.0), scaled), qmax)
+    return to_codes(scaled, fmt)
 
 
-def decode_values(codes: Array, fmt: str, scale: Array | None = None) -> Array:
-    """Stored codes [..., d] -> the values they stand for, f64 [..., d].
+def int8_rows(x: Array) -> Array:
+    """Rows [..., d] in any type ``widen`` takes -> f64 [..., d]: what one int8 code per element and a scale
+    per row stand for (``qk = "int8"``). A row with NaN or inf is NaN, one of zeros is zero."""
+    codes, scale = encode_rows(widen(x).astype(np.float32), "int8")
+    return decode_values(codes, "int8", scale)
 
-    ``scale`` broadcasts against ``codes`` without its last axis; None for a plain format.
+
+def to_codes(scaled: Array, fmt: str) -> Array:
+    """f32 [..., d], already divided by the scale -> stored codes: rounded to nearest even and saturated."""
+    kind = FORMATS[fmt]
+    if not kind.integer:
+        return f32_to_e4m3(scaled)
+    assert kind.qmax is not None
+    whole = np.clip(np.rint(np.where(np.isnan(scaled), np.float32(0.0), scaled)), -kind.qmax, kind.qmax)
+    codes = whole.astype(np.int8)
+    return codes if kind.packed == 1 else pack_nibbles(codes)
+
+
+def decode_values(codes: Array, fmt: str, scale: Array | None = None, block: int | None = None) -> Array:
+    """Stored codes [..., d] (or d/2) -> the values they stand for, f64 [..., d].
+
+    ``scale`` broadcasts against the codes without their last axis; with ``block`` its own last axis counts
+    blocks of d. None for a plain format.
     """
-    if not FORMATS[fmt].scaled:
+    kind = FORMATS[fmt]
+    if not kind.scaled:
         return widen(codes)
     if scale is None:
         raise ArgumentError(f"{fmt} codes mean nothing without their scales")
-    return codes.astype(np.float64) * np.asarray(scale, dtype=np.float32).astype(np.float64)[..., None]
+    if kind.packed > 1:
+        codes = unpack_nibbles(codes)
+    values = codes.astype(np.float64) if kind.integer else e4m3_to_f64(codes)
+    wide: Array = np.asarray(scale, dtype=np.float32).astype(np.float64)
+    return values * (wide[..., None] if block is None else np.repeat(wide, block, axis=-1))
 
 
-def _round(x: Array, qmax: int) -> Array:
-    return np.clip(np.rint(x), -qmax, qmax).astype(np.int8)
+def pack_nibbles(codes: Array) -> Array:
+    """Codes int8 [..., d] of -8..7 -> bytes uint8 [..., d/2]: the first half of a row in the low nibbles."""
+    low, high = np.split(codes.astype(np.uint8) & 15, 2, axis=-1)
+    return np.asarray(low | high << 4)
+
+
+def unpack_nibbles(stored: Array) -> Array:
+    """The inverse of ``pack_nibbles``: uint8 [..., d/2] -> int8 [..., d]."""
+    biased = np.concatenate([stored & 15, stored >> 4], axis=-1) ^ 8
+    return biased.astype(np.int8) - np.int8(8)
+
+
+def e4m3_to_f64(bits: Array) -> Array:
+    """OCP e4m3fn bits uint8 [...] -> f64 [...], exact; 0x7f and 0xff are NaN."""
+    return np.asarray(_E4M3[np.asarray(bits, dtype=np.uint8)])
+
+
+def f32_to_e4m3(x: Array) -> Array:
+    """f32 [...] -> e4m3fn bits uint8 [...], round to nearest even, saturated to +-448; NaN becomes 0x7f."""
+    wide = np.asarray(x, dtype=np.float32).astype(np.float64)
+    size = np.minimum(np.abs(np.where(np.isnan(wide), 0.0, wide)), 448.0)
+    # A step is 2^-3 of the value's power of two, and 2^-9 below 2^-6.
+    exponent = np.maximum(np.frexp(size)[1] - 1, -6)
+    step = np.exp2(exponent - 3.0)
+    rounded = np.rint(size / step) * step
+    bits = np.searchsorted(_E4M3[:127], rounded).astype(np.uint8)
+    signed = bits | np.where(np.signbit(wide), np.uint8(0x80), np.uint8(0))
+    return np.where(np.isnan(wide), np.uint8(0x7F), signed)
+
+
+def _e4m3_table() -> Array:
+    """The 256 values of e4m3fn: four bits of exponent (bias 7), three of mantissa, no infinities."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, (bits & 7) / 8.0
+    size = np.where(exponent == 0, mantissa * 2.0**-6, (1.0 + mantissa) * np.exp2(exponent - 7.0))
+    values = np.where(bits & 0x80, -size, size)
+    values[[0x7F, 0xFF]] = np.nan
+    return values
+
+
+_E4M3 = _e4m3_table()

@@ -64,12 +64,14 @@ def join(array: Array) -> Array:
 
 
 def unpack(pools: Pools, record: PageRecord, num_pages: int) -> dict[str, Array]:
-    """Buffers -> logical copies of every plane: k, v [page, head, tok, d] and scales [page, head, tok].
+    """Buffers -> logical copies of every plane: k, v [page, head, tok, d] and scales [page, head, tok] (with
+    a last axis of blocks where a row has several).
 
-    Elements keep their storage type (bf16 as uint16 bits).
+    Elements keep their storage type (bf16 as uint16 bits); d counts stored elements.
     """
     found = {p.name: join(view(pools, record, p.name, num_pages)).copy() for p in record.planes}
-    return {name: array[..., 0] if name.endswith("_scale") else array for name, array in found.items()}
+    flat = {p.name for p in record.planes if not any(a.axis.dim == "d" for a in p.axes)}
+    return {name: array[..., 0] if name in flat else array for name, array in found.items()}
 
 
 def pack(

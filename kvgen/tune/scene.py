@@ -17,8 +17,9 @@ from kvgen import reference
 from kvgen.library import Library
 from kvgen.reference.codec import NUMPY, Array
 
-SCALED_POISON = 0x81
-"""Byte of unowned int8 codes: -127, the largest magnitude (scales that the cache holds are NaN there)."""
+CODE_POISON = {"int8": 0x81, "int4x2": 0x99}
+"""Byte of unowned integer codes, by storage type: -127, or twice -7, the largest magnitude (scales that the
+cache holds are NaN there)."""
 
 HUGE_IDS = (2**31 - 1, -(2**31), 1 << 24)
 """What stands in a page table after a request's last page."""
@@ -152,17 +153,19 @@ def static_scales(library: Library) -> dict[str, Array]:
     for side, base in (("k", 0.031), ("v", 0.045)):
         quant = library.spec.cache.quant(side)
         if quant.static_scale:
-            per_head = (base * (1 + 0.25 * np.arange(att.kv_heads))).astype(np.float32)
+            steps = 127 / (quant.fmt.qmax or 127)
+            per_head = (base * steps * (1 + 0.25 * np.arange(att.kv_heads))).astype(np.float32)
             found[side] = per_head if "head" in quant.scale_dims else per_head[0]
     return found
 
 
 def poisoned_pools(library: Library, num_pages: int) -> dict[str, Array]:
-    """Buffers whose every float is NaN and whose every int8 code is -127."""
+    """Buffers whose every float is NaN and whose every integer code is of the largest magnitude."""
     pools = reference.new_pools(library.record, num_pages, fill=0xFF)
     for plane in library.record.planes:
-        if plane.dtype == "int8":
-            reference.view(pools, library.record, plane.name, num_pages).view(np.uint8)[...] = SCALED_POISON
+        if plane.dtype in CODE_POISON:
+            codes = reference.view(pools, library.record, plane.name, num_pages)
+            codes.view(np.uint8)[...] = CODE_POISON[plane.dtype]
     return pools
 
 

@@ -18,6 +18,7 @@ from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
 from kvgen.passes.place import place
+from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
 from kvgen.passes.verify import verify_record
 from kvgen.resolve import backend_for, resolve_target
@@ -58,6 +59,7 @@ def tune(
     """
     spec = spec if isinstance(spec, Spec) else load_spec(spec)
     resolved = resolve_target(target)
+    spec = resolve_preset(spec, resolved)
     record = place(spec)
     verify_record(spec, record)
     return tune_ops(

@@ -77,6 +77,8 @@ class Workload:
 
     def _fill(self, cache: Cache) -> None:
         """Random contents; a few pages are drawn and then doubled, because drawing is slower than copying."""
+        import torch
+
         for plane in self.record.planes:
             tensor = cache.planes[plane.name]
             axis = [placed.axis.dim for placed in plane.axes].index("page")
@@ -87,6 +89,10 @@ class Workload:
                 continue
             if plane.dtype == "int8":
                 pages[:have].random_(-127, 128, generator=self._random)
+            elif plane.dtype == "int4x2":
+                pages[:have].random_(0, 256, generator=self._random)
+            elif plane.dtype == "e4m3":  # every positive code but NaN
+                pages.view(torch.uint8)[:have].random_(0, 0x7F, generator=self._random)
             else:
                 pages[:have].normal_(generator=self._random)
             while have < len(pages):

@@ -86,7 +86,8 @@ def mistakes(raw: object) -> list[Diagnostic]:
         ("attention.scale", True, "not a number"),
         ("attention.causal", 1, "not true or false"),
         ("attention.window", -1, "outside"),
-        ("attention.qk", "int8", "not one of the choices"),
+        ("attention.qk", "int4", "not one of the choices"),
+        ("attention.pv", "int8", "has no integer codes to multiply"),
         ("cache.page_size", 0, "outside"),
         ("cache.page_size", "16", "not an integer"),
         ("cache.align", 48, "not a power of two"),
@@ -102,7 +103,7 @@ def mistakes(raw: object) -> list[Diagnostic]:
         ("cache.layout", "page kv head tok/3 tok%3 d", "does not divide page_size = 16"),
         ("cache.layout", "page kv head d/24 tok d%24", "does not divide head_dim = 64"),
         ("cache.layout", f"page kv head d/{'9' * 5000} tok d%{'9' * 5000}", "too long"),
-        ("cache.k.format", "int4", "not one of the choices"),
+        ("cache.k.format", "int5", "not one of the choices"),
         ("cache.k.group", {"d": 32}, "no int8 kernel scales by this block"),
         ("cache.k.group", {"tok": 16, "head": 1}, "no int8 kernel"),
         ("cache.k.group", {"tok": 1.0, "head": 1}, "no int8 kernel"),
@@ -121,7 +122,14 @@ def mistakes(raw: object) -> list[Diagnostic]:
             for block in (0, -1, 2, HUGE, "1", None, [1], {"tok": 1})
         ),
         ("cache.k.group", {"tok": 1}, "no int8 kernel scales by this block"),
-        ("cache.k.group", {"tok": 1, "head": 1, "d": 1}, "no int8 kernel scales by this block"),
+        *(
+            (
+                "cache.k.group",
+                {"tok": 1, "head": 1, "d": block},
+                "not a multiple of 16 that divides head_dim = 64 into blocks",
+            )
+            for block in (0, 1, 8, 48, 64, -16, HUGE, "32", None, 32.0)
+        ),
         ("cache.k.group", [["tok", 1]], "not a table"),
         *((f"{table}.new", 1, "unknown key") for table in ("attention", "cache", "cache.k", "cache.v")),
         *(

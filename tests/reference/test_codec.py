@@ -86,7 +86,7 @@ def test_int8_codes_are_exact_for_a_power_of_two_scale(power: int) -> None:
     step = F32(2.0**power)
     code = np.arange(-127, 128)
     row = (code * step).astype(F32)
-    codes, scale = encode_rows(row, 127)
+    codes, scale = encode_rows(row, "int8")
     assert scale == step
     assert np.array_equal(codes, code)
     assert np.array_equal(decode_values(codes, "int8", scale), row.astype(np.float64))
@@ -96,9 +96,9 @@ def test_int8_codes_are_exact_for_a_power_of_two_scale(power: int) -> None:
         (np.nextafter(ties, F32(np.inf)), code[1:]),
         (np.nextafter(ties, F32(-np.inf)), code[:-1]),
     ):
-        codes, _ = encode_rows(np.concatenate([x, [127 * step]]).astype(F32), 127)
+        codes, _ = encode_rows(np.concatenate([x, [127 * step]]).astype(F32), "int8")
         assert np.array_equal(codes[:-1], expected)
-        assert np.array_equal(encode_static(x, step, 127), expected)
+        assert np.array_equal(encode_static(x, step, "int8"), expected)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(-126, 127))
@@ -106,7 +106,7 @@ def test_int8_rows_follow_the_rule_in_f32(seed: int, power: int) -> None:
     """Against torch's f32 arithmetic, and within half a step (and f32's own rounding) of the value."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((7, 24)) * 2.0 ** min(power, 120)).astype(F32)
-    codes, scale = encode_rows(x, 127)
+    codes, scale = encode_rows(x, "int8")
     t = torch.from_numpy(x)
     amax = t.abs().amax(-1)
     live = amax >= TINY
@@ -123,7 +123,7 @@ def test_int8_rows_follow_the_rule_in_f32(seed: int, power: int) -> None:
 def test_int8_scale_is_the_correctly_rounded_quotient() -> None:
     rng = np.random.default_rng(1)
     for amax in rng.uniform(0.1, 9.0, 200).astype(F32):
-        _, scale = encode_rows(np.array([amax, 0], F32), 127)
+        _, scale = encode_rows(np.array([amax, 0], F32), "int8")
         exact = Fraction(float(amax)) / 127
         around = [np.nextafter(scale, F32(0)), scale, np.nextafter(scale, F32(np.inf))]
         assert min(around, key=lambda s: abs(Fraction(float(s)) - exact)) == scale
@@ -134,7 +134,7 @@ def test_int8_multiplies_by_the_rounded_inverse() -> None:
     rng = np.random.default_rng(2)
     amax = rng.uniform(1, 2, 2000).astype(F32)
     ties = ((rng.integers(-126, 126, 2000) + 0.5) * (amax / F32(127))).astype(F32)
-    codes, scale = encode_rows(np.stack([amax, ties], axis=-1), 127)
+    codes, scale = encode_rows(np.stack([amax, ties], axis=-1), "int8")
     product = np.rint(ties * (F32(1) / scale))
     assert (product != np.rint(ties / scale)).sum() > 20  # or the test would show nothing
     assert np.array_equal(codes[:, 1], product)
@@ -150,7 +150,7 @@ def test_int8_rows_with_odd_values() -> None:
     rows[5, :2] = 3.4028235e38, -1.7e38
     rows[6, 5], rows[7, 5], rows[8, 5] = np.inf, -np.inf, np.nan
     rows[6:, 0] = 2.0
-    codes, scale = encode_rows(rows, 127)
+    codes, scale = encode_rows(rows, "int8")
     assert scale[:3].tolist() == [0, 0, 0] and not codes[:3].any()
     assert scale[3] == F32(TINY) / F32(127) and codes[3].tolist() == [0, 0, 0, -127] + [0] * 12
     assert codes[4, :3].tolist() == [127, 0, -1]
@@ -162,12 +162,12 @@ def test_int8_rows_with_odd_values() -> None:
 
 def test_int8_static_scales_saturate() -> None:
     x = np.array([[1e30, -1e30, np.inf, -np.inf, np.nan, 63.5, -0.0]], F32)
-    assert encode_static(x, F32(0.5), 127).tolist() == [[127, -127, 127, -127, 0, 127, 0]]
-    per_head = encode_static(np.ones((3, 2, 4), F32), np.array([1.0, 0.5], F32), 127)
+    assert encode_static(x, F32(0.5), "int8").tolist() == [[127, -127, 127, -127, 0, 127, 0]]
+    per_head = encode_static(np.ones((3, 2, 4), F32), np.array([1.0, 0.5], F32), "int8")
     assert per_head[0].tolist() == [[1] * 4, [2] * 4]
     for bad in (0.0, -1.0, np.nan, np.inf, 2.0**-101):
         with pytest.raises(ArgumentError, match="finite"):
-            encode_static(x, F32(bad), 127)
+            encode_static(x, F32(bad), "int8")
 
 
 def test_nothing_is_reinterpreted() -> None:

@@ -42,7 +42,7 @@ def static_scales(spec: Spec, seed: int = 0) -> dict[str, torch.Tensor] | None:
         quant = spec.cache.quant(side)
         if quant.static_scale:
             count = (spec.attention.kv_heads,) if "head" in quant.scale_dims else ()
-            found[side] = torch.rand(count, generator=generator) * 0.02 + 0.02
+            found[side] = (torch.rand(count, generator=generator) * 0.02 + 0.02) * (127 / quant.fmt.qmax)
     return found or None
 
 
