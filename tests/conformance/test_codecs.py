@@ -11,7 +11,7 @@ import torch
 from tests.conformance.conftest import Build
 from tests.support.compare import assert_attention, differences
 from tests.support.oracle import OracleLibrary
-from tests.support.specs import FORMAT_TABLES, make_spec
+from tests.support.specs import FACTORS, make_spec
 from tests.support.world import World, plane_views
 
 ODD = {
@@ -39,7 +39,7 @@ def odd_rows(heads: int, width: int) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("name", list(FORMAT_TABLES))
+@pytest.mark.parametrize("name", FACTORS["format_k"])
 def test_line_20_odd_values_are_stored_as_documented(build: Build, name: str) -> None:
     """Every stored byte equals the oracle's (a NaN's payload apart), the neighbours' too."""
     lib = build(make_spec(name, name, page_size=4, kv_heads=2, head_dim=72, align=1))

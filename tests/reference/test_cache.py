@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvgen import reference as ref
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
+from kvgen.ir.quant import Format
 from kvgen.passes.place import place
 from tests.support.records import byte_of
 from tests.support.specs import FORMAT_TABLES, LAYOUTS, covering_specs, make_spec, specs
@@ -51,7 +52,8 @@ def test_views_read_the_byte_that_brute_force_names(spec: Spec) -> None:
         raw = np.stack([pools[plane.pool][first + i] for i in range(plane.itemsize)], axis=-1)
         array = logical[plane.name]
         assert array.tobytes() == np.ascontiguousarray(raw).tobytes()
-        assert array.ndim == (3 if plane.name.endswith("_scale") else 4)
+        blocks = any(a.axis.dim == "d" for a in plane.axes)
+        assert array.ndim == (4 if blocks else 3)
     packed = ref.pack(logical, record, 2, ref.new_pools(record, 2, fill=0xA5))
     again = ref.unpack(packed, record, 2)
     assert all(again[name].tobytes() == logical[name].tobytes() for name in logical)
@@ -100,16 +102,17 @@ def test_gather_returns_what_was_appended(layout: str, name: str) -> None:
     lens = [0, 1, 7, 8, 9, 20]
     table = [[], [5, 99], [5], [5, -7], [5, 0], [5, 0, 3]]
     ks, vs = ref.gather(spec, record, pools, PAGES, table, lens, scales=scales)
+    fmt = spec.cache.k.fmt
     step = {"f32": 0.0, "bf16": 2.0**-8, "f16": 2.0**-11}.get(name)
     for n, got_k, got_v in zip(lens, ks, vs, strict=True):
         for got, x, field in ((got_k, k[:n], "k"), (got_v, v[:n], "v")):
             if step is not None:
                 bound: Any = step * np.abs(x)
-            elif name == "int8-token":
-                bound = np.abs(x).max(-1, keepdims=True) / 127 * 0.5001
+            elif name.endswith(("token", "block")):
+                bound = half_step(fmt, np.abs(x), np.abs(x).max(-1, keepdims=True) / fmt.qmax)
             else:
                 scale = np.broadcast_to(scales[field], (2,))[:, None]
-                bound = np.maximum(scale * 0.5001, np.abs(x) - 127 * scale + 1e-6)
+                bound = np.maximum(half_step(fmt, np.abs(x), scale), np.abs(x) - fmt.qmax * scale + 1e-6)
             assert got.shape == x.shape and (np.abs(got - x) <= bound).all()
 
 
@@ -131,13 +134,24 @@ def test_odd_values_stay_in_their_row(name: str, bad: float) -> None:
         rest = np.ones((6, 2), bool)
         rest[token, head] = False
         assert np.array_equal(a[rest], b[rest])
-        if name == "int8-token":
+        fmt = spec.cache.k.fmt
+        if name.endswith("token"):
             assert np.isnan(b[token, head]).all()
-        elif name.startswith("int8"):
-            top = 127 * np.broadcast_to(scales["kv"[field]], (2,))[head].astype(np.float64)
-            assert b[token, head, (7, 0)[field]] == (0.0 if np.isnan(bad) else np.copysign(top, bad))
+        elif name.endswith("block"):
+            assert np.isnan(b[token, head, :16]).all() and not np.isnan(b[token, head, 16:]).any()
+        elif fmt.scaled:
+            top = fmt.qmax * np.broadcast_to(scales["kv"[field]], (2,))[head].astype(np.float64)
+            stored = (0.0 if fmt.integer else np.nan) if np.isnan(bad) else np.copysign(top, bad)
+            assert np.array_equal(b[token, head, (7, 0)[field]], stored, equal_nan=True)
         else:
             assert np.array_equal(b[token, head, (7, 0)[field]], bad, equal_nan=True)
+
+
+def half_step(fmt: Format, size: Any, scale: Any) -> Any:
+    """The largest error of rounding values of ``size`` to codes: a code's, or e4m3's 2**-4 relative."""
+    if fmt.integer:
+        return scale * 0.5001 + 0 * size
+    return np.maximum(size * 2.0**-4, scale * 2.0**-10) * 1.0001
 
 
 def filled(spec: Spec, lens: list[int], rng: Any) -> tuple[PageRecord, Any, int, list[list[int]], Any]:

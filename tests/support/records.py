@@ -10,8 +10,12 @@ from kvgen.ir import PageRecord, Plane
 
 
 def byte_of(plane: Plane, num_pages: int) -> Any:
-    """int64 [page, head, tok, d]: the first byte of every element, one index after another."""
+    """int64 [page, head, tok, d]: the first byte of every element, one index after another.
+
+    Where one scale serves a block of d, the d axis counts blocks.
+    """
     sizes = {"page": num_pages, "head": 1, "tok": 1, "d": 1}
+    inner = {a.axis.dim for a in plane.axes if a.axis.part == "inner"}
     for a in plane.axes:
         if a.extent is not None:
             sizes[a.axis.dim] *= a.extent
@@ -19,7 +23,9 @@ def byte_of(plane: Plane, num_pages: int) -> Any:
     index = dict(zip(sizes, at, strict=True))
     total = np.full(at[0].shape, plane.offset.at(num_pages))
     for a in plane.axes:
-        total += a.axis.index(index[a.axis.dim]) * a.stride.at(num_pages)
+        along = index[a.axis.dim]
+        blocks = a.axis.part == "outer" and a.axis.dim not in inner
+        total += (along if blocks else a.axis.index(along)) * a.stride.at(num_pages)
     return total
 
 

@@ -8,6 +8,7 @@ by default; ``strength=3`` for the slow run.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import gcd
@@ -16,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvgen.ir import LayoutSpec, Spec
+from kvgen.ir.quant import FORMATS
 from kvgen.passes.validate import load_spec
 
 FORMAT_TABLES: dict[str, dict[str, Any]] = {
@@ -25,6 +27,13 @@ FORMAT_TABLES: dict[str, dict[str, Any]] = {
     "int8-tensor": {"format": "int8", "group": {}},
     "int8-head": {"format": "int8", "group": {"head": 1}},
     "int8-token": {"format": "int8", "group": {"tok": 1, "head": 1}},
+    "int8-block": {"format": "int8", "group": {"tok": 1, "head": 1, "d": 16}},
+    "int4-head": {"format": "int4", "group": {"head": 1}},
+    "int4-token": {"format": "int4", "group": {"tok": 1, "head": 1}},
+    "int4-block": {"format": "int4", "group": {"tok": 1, "head": 1, "d": 16}},
+    "e4m3-tensor": {"format": "e4m3", "group": {}},
+    "e4m3-token": {"format": "e4m3", "group": {"tok": 1, "head": 1}},
+    "e4m3-block": {"format": "e4m3", "group": {"tok": 1, "head": 1, "d": 16}},
 }
 """Name in a covering array -> the ``[cache.k]`` or ``[cache.v]`` table."""
 
@@ -41,12 +50,15 @@ LAYOUTS: dict[str, dict[str, str]] = {
     "packed-k": {"cache": "page kv head tok d", "k": "head d/8 tok d%8"},
     "packed-k-two-pools": {"cache": "page head tok d", "k": "page head d/8 tok d%8"},
     "transposed-v": {"cache": "kv page head tok d", "v": "page head d tok"},
+    "quads": {"cache": "page kv head tok d", "k": "head d/4 tok d%4", "v": "head tok/4 d tok%4"},
+    "pairs": {"cache": "page kv head tok d", "k": "head d/2 tok d%2", "v": "head tok/2 d tok%2"},
+    "columns": {"cache": "page kv head tok d", "k": "head d tok", "v": "head tok d"},
 }
 """Name -> the cache's layout and the overrides of K and of V."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "format_k": tuple(FORMAT_TABLES),
-    "format_v": tuple(FORMAT_TABLES),
+    "format_k": tuple(FORMAT_TABLES)[:6],
+    "format_v": tuple(FORMAT_TABLES)[:6],
     "layout": tuple(LAYOUTS),
     "page_size": (1, 5, 8, 16, 32, 64, 128, 256),
     "kv_heads": (1, 4, 8),
@@ -125,11 +137,42 @@ def make_spec(
     }
     strings = LAYOUTS[layout]
     sides = {
-        side: FORMAT_TABLES[name] | ({"layout": strings[side]} if side in strings else {})
+        side: fitted(name, head_dim)
+        | ({"layout": _fitted_layout(strings[side], name, page_size, head_dim)} if side in strings else {})
         for side, name in (("k", format_k), ("v", format_v))
     }
     cache = {"page_size": page_size, "align": align, "layout": strings["cache"], **sides}
     return load_spec({"name": "-".join(map(str, words)), "attention": attention, "cache": cache})
+
+
+def fitted(name: str, width: int) -> dict[str, Any]:
+    """The table called ``name``; without blocks of d where they do not tile rows of ``width``."""
+    table = FORMAT_TABLES[name]
+    group = table.get("group", {})
+    if "d" in group and (stored(name, width) % group["d"] or group["d"] >= width):
+        return table | {"group": {dim: block for dim, block in group.items() if dim != "d"}}
+    return table
+
+
+def stored(name: str, width: int) -> int:
+    """Stored elements of a row of ``width``."""
+    return width // FORMATS[FORMAT_TABLES[name]["format"]].packed
+
+
+def _fitted_layout(text: str, name: str, page_size: int, width: int) -> str:
+    """``text`` with blocks that divide what they split, the nearest smaller ones; 1 is no split."""
+    sizes = {"d": stored(name, width), "tok": page_size}
+    words = []
+    for word in text.split():
+        dim, mark, block = re.fullmatch(r"([a-z]+)([/%]?)(\d*)", word).groups()  # type: ignore[union-attr]
+        near = gcd(int(block or 1), sizes.get(dim, 1))
+        if not mark:
+            words.append(word)
+        elif near > 1:
+            words.append(f"{dim}{mark}{near}")
+        elif mark == "/":
+            words.append(dim)
+    return " ".join(words)
 
 
 @st.composite
@@ -139,20 +182,23 @@ def raw_specs(draw: st.DrawFn) -> dict[str, Any]:
     head_dim, v_head_dim = draw(_dims), draw(st.none() | _dims)
     kv_heads, group = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 3, 8]))
     # A split of d in the shared string must suit K and V.
-    common = _divisors(gcd(head_dim, v_head_dim or head_dim))
+    common = _divisors(gcd(head_dim, v_head_dim or head_dim) // 2)  # two codes may share an element
     words = draw(_orders(("page", "head", "tok", "d"), page_size, common))
     if draw(st.booleans()):
         first_d = min(i for i, word in enumerate(words) if word.startswith("d"))
         words.insert(draw(st.integers(0, first_d)), "kv")
     sides = {}
     for side, width in (("k", head_dim), ("v", v_head_dim or head_dim)):
-        sides[side] = dict(draw(st.sampled_from(list(FORMAT_TABLES.values()))))
+        name = draw(st.sampled_from(list(FORMAT_TABLES)))
+        sides[side] = dict(fitted(name, width))
         if draw(st.booleans()):
             outer, inner = LayoutSpec.parse(" ".join(words)).split()
             dims = tuple({axis.dim: None for axis in inner})
             # An override names whole dimensions, so it cannot hold one half of a tok that kv splits.
             if "tok" not in dims or "tok" not in {axis.dim for axis in outer}:
-                sides[side]["layout"] = " ".join(draw(_orders(dims, page_size, _divisors(width))))
+                sides[side]["layout"] = " ".join(
+                    draw(_orders(dims, page_size, _divisors(stored(name, width))))
+                )
     attention = {"q_heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
     if v_head_dim is not None:
         attention["v_head_dim"] = v_head_dim
