@@ -7,14 +7,19 @@ C_TYPES = {
     "bf16": "uint16_t",
     "f16": "uint16_t",
     "int8": "int8_t",
+    "int4x2": "uint8_t",
+    "e4m3": "uint8_t",
     "i32": "int32_t",
     "i64": "int64_t",
     "u8": "char",
 }
 """C++ type that holds an element of each storage type."""
 
-SCALAR_HELPERS = ("bf16_to_f32", "f32_to_bf16")
+SCALAR_HELPERS = ("bf16_to_f32", "f32_to_bf16", "e4m3_to_f32", "f32_to_e4m3")
 """Scalar helpers that are the same on every ISA row; the others are in the row's own file."""
+
+SCALE_HELPERS = ("to_integer", "find_scale")
+"""Helpers that encode scaled formats, the same on every ISA row."""
 
 
 def to_f32(dtype: str, text: str) -> str:
@@ -31,7 +36,7 @@ def from_f32(dtype: str, text: str) -> str:
 
 def reading(dtype: str) -> set[str]:
     """Names of the helpers that ``to_f32`` needs for ``dtype``."""
-    return {f"{dtype}_to_f32"} if dtype in ("bf16", "f16") else set()
+    return {f"{dtype}_to_f32"} if dtype in ("bf16", "f16", "e4m3") else set()
 
 
 def writing(dtype: str) -> set[str]:

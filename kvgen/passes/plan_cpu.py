@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen.ir import PageRecord, Schedule, Spec, Target, rules
+from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, KernelPlan
-from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.abi import check_variant, op_args
 from kvgen.passes.cpu_attention import Answers, Inputs, attention_answers
+from kvgen.passes.cpu_codec import append_answers, gather_answers
 from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 
@@ -88,77 +88,6 @@ def _includes(op: str, target: Target) -> tuple[str, ...]:
     return tuple(headers + (["immintrin.h"] if target.arch != "portable" else []))
 
 
-def _field(given: Inputs, side: str) -> dict[str, Any]:
-    """What append and gather ask about K or V."""
-    quant, addresses = given.spec.cache.quant(side), given.addresses
-    scale = f"{side}_scale"
-    found: dict[str, Any] = {
-        "type": C_TYPES[quant.fmt.storage],
-        "width": "HEAD_DIM" if side == "k" else "V_HEAD_DIM",
-        "address": addresses[side],
-        "scaled": quant.fmt.scaled,
-        "static": quant.static_scale,
-        "qmax": quant.fmt.qmax,
-    }
-    if quant.fmt.scaled:
-        found["scale_address"] = addresses[scale]
-        at = addresses[scale].c(page="page", tok="tok", head="head")
-        found["scale"] = f"a.{scale}[{at}]"
-    return found
-
-
-def _append(given: Inputs) -> Answers:
-    fields = {side: _field(given, side) for side in ("k", "v")}
-    helpers: set[str] = set()
-    for side, found in fields.items():
-        fmt = given.spec.cache.quant(side).fmt
-        found["read"] = to_f32(given.variant, "x[d]")
-        if fmt.scaled:
-            found["codec"] = "scale"
-            helpers |= reading(given.variant)
-        elif fmt.storage == given.variant:
-            found["codec"] = "copy"
-        else:
-            found["codec"] = "convert"
-            found["convert"] = from_f32(fmt.storage, found["read"])
-            helpers |= reading(given.variant) | writing(fmt.storage)
-    quants = (given.spec.cache.k, given.spec.cache.v)
-    more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
-    dynamic = any(q.fmt.scaled and not q.static_scale for q in quants)
-    if dynamic:
-        more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
-    return tuple(more), {
-        "k_field": fields["k"],
-        "v_field": fields["v"],
-        "in_type": C_TYPES[given.variant],
-        "quantised": any(q.fmt.scaled for q in quants),
-        "dynamic_scales": dynamic,
-        "rules": rules,
-        "helper_names": sorted(helpers),
-    }
-
-
-def _gather(given: Inputs) -> Answers:
-    fields = {side: _field(given, side) for side in ("k", "v")}
-    helpers: set[str] = set()
-    for side, found in fields.items():
-        storage = given.spec.cache.quant(side).fmt.storage
-        element = f"row[{given.addresses[side].c(d='d')}]"
-        if storage == given.variant:
-            found["convert"] = element
-        else:
-            value = to_f32(storage, element) + (" * scale" if found["scaled"] else "")
-            found["convert"] = from_f32(given.variant, value)
-            helpers |= reading(storage) | writing(given.variant)
-    return (), {
-        "k_field": fields["k"],
-        "v_field": fields["v"],
-        "out_type": C_TYPES[given.variant],
-        "quantised": given.spec.cache.k.fmt.scaled or given.spec.cache.v.fmt.scaled,
-        "helper_names": sorted(helpers),
-    }
-
-
 def _merge(given: Inputs) -> Answers:
     return (), {
         "io_type": C_TYPES[given.variant],
@@ -191,10 +120,10 @@ def _copy_plane(plane: Any) -> dict[str, Any]:
 
 
 _ANSWERS = {
-    "append": _append,
+    "append": append_answers,
     "decode": attention_answers,
     "prefill": attention_answers,
     "merge": _merge,
     "copy": _copy,
-    "gather": _gather,
+    "gather": gather_answers,
 }

@@ -54,55 +54,62 @@ inline float bf16_to_f32(uint16_t x) {
   return y;
 }
 
+// The scale of N elements and its inverse. Where one of them is inf or NaN the scale is NaN, where all are as good as
+// zero it is zero; `inv` is zero in both cases, and so must be the codes.
+template <int N, int QMAX>
+inline float find_scale(const float* x, float& inv) {
+  // The largest magnitude, compared as bits: inf and NaN come out on top.
+  uint32_t amax_bits = 0;
+  for (int d = 0; d < N; ++d) {
+    uint32_t bits;
+    std::memcpy(&bits, x + d, sizeof bits);
+    amax_bits = std::max(amax_bits, bits & 0x7fffffff);
+  }
+  float amax;
+  std::memcpy(&amax, &amax_bits, sizeof amax);
+  inv = 0.0f;
+  if (amax_bits >= 0x7f800000) return NAN;
+  if (amax < SMALLEST_AMAX) return 0.0f;
+  const float scale = amax / QMAX;
+  inv = 1.0f / scale;
+  return scale;
+}
 
-// Round to nearest even (adding 1.5 * 2^23 leaves no fraction bits) and saturate; NaN becomes 0.
-inline int8_t encode(float x) {
-  const float limited = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
+// Rounded to nearest even (adding 1.5 * 2^23 leaves no fraction bits) and saturated to -LIMIT .. LIMIT; NaN becomes 0.
+template <int LIMIT>
+inline int8_t to_integer(float x) {
+  const float limited = x > LIMIT ? LIMIT : x < -LIMIT ? -LIMIT : x;
   const float rounded = (limited + 12582912.0f) - 12582912.0f;
   return rounded == rounded ? (int8_t)rounded : 0;
 }
-inline uint32_t magnitude(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffff;
-}
 
+
+// Writes one row of K into its slot.
 inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
   int8_t* row = a.k + page * a.k_stride_page + head * K_STRIDE_HEAD + tok * K_STRIDE_TOK;
-  // The largest magnitude, compared as bits: inf and NaN come out on top.
-  uint32_t amax_bits = 0;
-  for (int d = 0; d < HEAD_DIM; ++d) amax_bits = std::max(amax_bits, magnitude(bf16_to_f32(x[d])));
-  float amax;
-  std::memcpy(&amax, &amax_bits, sizeof amax);
-  float* scale = a.k_scale + page * a.k_scale_stride_page + head * K_SCALE_STRIDE_HEAD + tok;
-  if (amax_bits >= 0x7f800000 || amax < SMALLEST_AMAX) {
-    // A row with an inf or NaN reads back as NaN; a row of zeros as zeros.
-    *scale = amax_bits >= 0x7f800000 ? NAN : 0.0f;
-    for (int d = 0; d < HEAD_DIM; ++d) row[d] = 0;
-    return;
+  float y[HEAD_DIM];
+  for (int d = 0; d < HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
+  float inv;
+  a.k_scale[page * a.k_scale_stride_page + head * K_SCALE_STRIDE_HEAD + tok] = find_scale<HEAD_DIM, 127>(y, inv);
+  if (inv == 0.0f) {
+    std::memset(row, 0, HEAD_DIM);
+  } else {
+    for (int d = 0; d < HEAD_DIM; ++d) row[d] = to_integer<127>(y[d] * inv);
   }
-  *scale = amax / 127.0f;
-  const float inv = 1.0f / *scale;
-  for (int d = 0; d < HEAD_DIM; ++d) row[d] = encode(bf16_to_f32(x[d]) * inv);
 }
 
+// Writes one row of V into its slot.
 inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
   int8_t* row = a.v + page * a.v_stride_page + head * V_STRIDE_HEAD + tok * V_STRIDE_TOK;
-  // The largest magnitude, compared as bits: inf and NaN come out on top.
-  uint32_t amax_bits = 0;
-  for (int d = 0; d < V_HEAD_DIM; ++d) amax_bits = std::max(amax_bits, magnitude(bf16_to_f32(x[d])));
-  float amax;
-  std::memcpy(&amax, &amax_bits, sizeof amax);
-  float* scale = a.v_scale + page * a.v_scale_stride_page + head * V_SCALE_STRIDE_HEAD + tok;
-  if (amax_bits >= 0x7f800000 || amax < SMALLEST_AMAX) {
-    // A row with an inf or NaN reads back as NaN; a row of zeros as zeros.
-    *scale = amax_bits >= 0x7f800000 ? NAN : 0.0f;
-    for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = 0;
-    return;
+  float y[V_HEAD_DIM];
+  for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
+  float inv;
+  a.v_scale[page * a.v_scale_stride_page + head * V_SCALE_STRIDE_HEAD + tok] = find_scale<V_HEAD_DIM, 127>(y, inv);
+  if (inv == 0.0f) {
+    std::memset(row, 0, V_HEAD_DIM);
+  } else {
+    for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = to_integer<127>(y[d] * inv);
   }
-  *scale = amax / 127.0f;
-  const float inv = 1.0f / *scale;
-  for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = encode(bf16_to_f32(x[d]) * inv);
 }
 
 int run(const Args& a) {

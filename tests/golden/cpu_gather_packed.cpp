@@ -49,14 +49,19 @@ inline float bf16_to_f32(uint16_t x) {
 }
 
 
+// Reads one row of K.
 inline void load_k(const Args& a, int64_t page, int64_t tok, int64_t head, float* out) {
   const uint16_t* row = a.k + page * a.k_stride_page + head * K_STRIDE_HEAD + tok * K_STRIDE_TOK;
-  for (int d = 0; d < HEAD_DIM; ++d) out[d] = bf16_to_f32(row[(d / 8) * K_STRIDE_D_OUTER + (d % 8)]);
+  uint16_t stored[HEAD_DIM];
+  for (int d = 0; d < HEAD_DIM; d += 8)
+    std::memcpy(stored + d, row + (d / 8) * K_STRIDE_D_OUTER + (d % 8), 8 * sizeof(uint16_t));
+  for (int d = 0; d < HEAD_DIM; ++d) out[d] = bf16_to_f32(stored[d]);
 }
 
+// Reads one row of V.
 inline void load_v(const Args& a, int64_t page, int64_t tok, int64_t head, float* out) {
   const float* row = a.v + page * a.v_stride_page + head * V_STRIDE_HEAD + tok * V_STRIDE_TOK;
-  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = row[d];
+  std::memcpy(out, row, V_HEAD_DIM * sizeof *row);
 }
 
 int run(const Args& a) {

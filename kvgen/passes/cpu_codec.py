@@ -1,0 +1,149 @@
+"""What append and gather ask the plan on the CPU: how a row of K or V is encoded, decoded and laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.ir import PageRecord, Target, rules
+from kvgen.ir.plan import Constant
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
+from kvgen.passes.address import Address
+from kvgen.passes.cpu_attention import Answers, Inputs
+from kvgen.passes.cpu_text import C_TYPES, SCALE_HELPERS, from_f32, reading, to_f32, writing
+
+
+@dataclass(frozen=True)
+class RowField:
+    """A row of K or V (one token of one head) as it is stored."""
+
+    storage: str
+    """Storage type, a key of ``DTYPE_BYTES``."""
+    type: str
+    """C++ type of a stored element."""
+    width: str
+    """Constant that counts its numbers: HEAD_DIM or V_HEAD_DIM."""
+    elements: str
+    """C++ text of its stored elements: half as many where codes are packed in pairs."""
+    address: Address
+    """Of an element; d counts stored elements."""
+    run: int
+    """Elements along d that lie side by side in a page."""
+    scaled: bool
+    """Whether elements are codes of a scale."""
+    static: bool
+    """Whether the scale is given, not found."""
+    scale: Address | None
+    """Of the scale; d counts numbers."""
+    block: int
+    """Numbers that share a scale where a row has several scales, else 0."""
+    qmax: int | None
+    """Largest code."""
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the whole row lies side by side."""
+        return self.run == 0
+
+    @property
+    def code(self) -> str:
+        """C++ type of one code."""
+        return "uint8_t" if self.storage == "e4m3" else "int8_t"
+
+    def encode(self, text: str) -> str:
+        """The code of ``text``, a float expression that was divided by the scale."""
+        return f"f32_to_e4m3({text})" if self.storage == "e4m3" else f"to_integer<{self.qmax}>({text})"
+
+    def encoders(self, dtype: str) -> set[str]:
+        """Names of the helpers that storing rows of ``dtype`` needs."""
+        if self.storage == dtype:
+            return set()
+        found = row_reading(dtype)
+        if not self.scaled:
+            return found | row_writing(self.storage)
+        found |= {"f32_to_e4m3"} if self.storage == "e4m3" else {"to_integer"}
+        return found | (set() if self.static else {"find_scale"})
+
+    def decoders(self, dtype: str) -> set[str]:
+        """Names of the helpers that reading rows as ``dtype`` needs."""
+        return set() if self.storage == dtype else row_reading(self.storage) | row_writing(dtype)
+
+
+def row_reading(storage: str) -> set[str]:
+    """Names of the helpers that turn rows of ``storage`` into f32."""
+    return {"widen_f16"} if storage == "f16" else reading(storage)
+
+
+def row_writing(storage: str) -> set[str]:
+    """Names of the helpers that turn rows of f32 into the plain format ``storage``."""
+    return {"narrow_f16"} if storage == "f16" else writing(storage)
+
+
+def row_field(given: Inputs, side: str) -> RowField:
+    """K or V as append, gather and prefill see it."""
+    quant, address = given.spec.cache.quant(side), given.addresses[side]
+    width = "HEAD_DIM" if side == "k" else "V_HEAD_DIM"
+    return RowField(
+        storage=quant.fmt.storage,
+        type=C_TYPES[quant.fmt.storage],
+        width=width,
+        elements=width if quant.fmt.packed == 1 else f"{width} / {quant.fmt.packed}",
+        address=address,
+        run=0 if address.stride("d") == 1 else _run(given.record, side),
+        scaled=quant.fmt.scaled,
+        static=quant.static_scale,
+        scale=given.addresses.get(f"{side}_scale"),
+        block=quant.d_block or 0,
+        qmax=quant.fmt.qmax,
+    )
+
+
+def codec_answers(target: Target, helpers: set[str]) -> dict[str, Any]:
+    """What the macros of ``cpp/_codec.jinja`` ask, whatever the op."""
+    return {
+        "codec_file": f"cpp/_isa_codec_{target.arch}.jinja",
+        "scale_helpers": SCALE_HELPERS,
+        "helper_names": sorted(helpers),
+        "to_f32": to_f32,
+        "from_f32": from_f32,
+    }
+
+
+def append_answers(given: Inputs) -> Answers:
+    """Constants and answers of the append template; the variant is the type of the new rows."""
+    fields = {side: row_field(given, side) for side in ("k", "v")}
+    dynamic = any(field.scaled and not field.static for field in fields.values())
+    more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
+    if dynamic:
+        more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
+    helpers = {name for field in fields.values() for name in field.encoders(given.variant)}
+    return tuple(more), {
+        "k_field": fields["k"],
+        "v_field": fields["v"],
+        "in_dtype": given.variant,
+        "in_type": C_TYPES[given.variant],
+        "quantised": any(field.scaled for field in fields.values()),
+        "dynamic_scales": dynamic,
+        "rules": rules,
+        **codec_answers(given.target, helpers),
+    }
+
+
+def gather_answers(given: Inputs) -> Answers:
+    """Answers of the gather template; the variant is the type of the rows it writes."""
+    fields = {side: row_field(given, side) for side in ("k", "v")}
+    helpers = {name for field in fields.values() for name in field.decoders(given.variant)}
+    return (), {
+        "k_field": fields["k"],
+        "v_field": fields["v"],
+        "out_dtype": given.variant,
+        "out_type": C_TYPES[given.variant],
+        "quantised": any(field.scaled for field in fields.values()),
+        **codec_answers(given.target, helpers),
+    }
+
+
+def _run(record: PageRecord, side: str) -> int:
+    """Elements along d that lie side by side in a page where the whole row does not."""
+    last = record.plane(side).axes[-1]
+    return last.extent or 1 if last.axis.dim == "d" else 1
