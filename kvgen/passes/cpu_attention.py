@@ -65,13 +65,13 @@ def attention_answers(given: Inputs) -> Answers:
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
-        Constant("TILE_PAD", _round_up(tile, max(lanes, 16)), "their scores, in whole vectors"),
+        Constant("TILE_PAD", round_up(tile, max(lanes, 16)), "their scores, in whole vectors"),
     ]
     if decode:
         heads = schedule.int("heads")
         constants += [
             Constant(
-                "SPLIT", _round_up(max(schedule.int("split_tokens"), tile), tile), "keys of a unit of work"
+                "SPLIT", round_up(max(schedule.int("split_tokens"), tile), tile), "keys of a unit of work"
             ),
             Constant("HEADS", heads, "KV heads of a unit of work"),
         ]
@@ -80,13 +80,13 @@ def attention_answers(given: Inputs) -> Answers:
         constants += [
             Constant("HEADS", 1, "KV heads of a unit of work"),
             Constant("Q_TILE", q_tile, "queries of a unit of work"),
-            Constant("ROWS_PAD", _round_up(q_tile * att.group, row_block), "its query rows, in whole blocks"),
+            Constant("ROWS_PAD", round_up(q_tile * att.group, row_block), "its query rows, in whole blocks"),
         ]
     constants += [
         Constant("ROW_BLOCK", row_block, "query rows of the inner kernel"),
         Constant("TOK_BLOCK", lanes // row_block, "keys of the inner kernel"),
-        Constant("K_PITCH", _round_up(att.head_dim, k_step), "elements of a prepared query row"),
-        Constant("V_PITCH", _round_up(att.v_head_dim, v_step), "elements of an accumulator row"),
+        Constant("K_PITCH", round_up(att.head_dim, k_step), "elements of a prepared query row"),
+        Constant("V_PITCH", round_up(att.v_head_dim, v_step), "elements of an accumulator row"),
     ]
     if att.window is not None:
         constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
@@ -97,6 +97,7 @@ def attention_answers(given: Inputs) -> Answers:
         # Only a masked kernel has keys that some of its rows do not see.
         "helper_names": [*helpers, *(["weighed"] if v_pairs and masks else [])],
         "prefetch_next": prefetch,
+        "ranged_tiles": False,
         "k_scale_step": _scale_step(addresses, "k_scale", page),
         "v_scale_step": _scale_step(addresses, "v_scale", page),
         "k_type": C_TYPES[spec.cache.k.fmt.storage],
@@ -115,21 +116,21 @@ def attention_answers(given: Inputs) -> Answers:
         "load_v": f"load_{spec.cache.v.fmt.storage}",
         "v_pairs": v_pairs,
         "v_tail": v_tail,
-        "v_chunks": _v_chunks(
+        "v_chunks": v_chunks(
             att.v_head_dim, v_step, REGISTER_TILE[target.arch] // row_block // (v_step // lanes)
         ),
         "k_staged": k_staged,
         "v_staged": v_staged,
-        "k_run": _run(given.record, "k"),
-        "v_run": _run(given.record, "v"),
+        "k_run": run_along_d(given.record, "k"),
+        "v_run": run_along_d(given.record, "v"),
         "k_column": folds["k"].site == "score_column",
         "v_column": folds["v"].site == "weight_column",
-        "score_scale": _score_scale(folds["k"]),
-        "v_static": _v_static(folds["v"], decode),
+        "score_scale": score_scale(folds["k"]),
+        "v_static": v_static(folds["v"], decode),
         "masks": masks,
         "visible": " && ".join(f"({term.visible})" if len(masks) > 1 else term.visible for term in masks),
         "ranged": bool(ranged),
-        "range": _bounds(ranged),
+        "range": bounds(ranged),
     }
     return tuple(constants), answers
 
@@ -140,14 +141,17 @@ def _scale_step(addresses: Mapping[str, Address], name: str, page: int) -> int:
     return max(1, min(page, 16 // stride)) if stride else 1
 
 
-def whole_tile(tokens: int, page: int) -> int:
-    """Keys of a tile near ``tokens`` that is a whole number of pages, or a whole part of one."""
+def whole_tile(tokens: int, page: int, step: int = 1) -> int:
+    """Keys of a tile near ``tokens`` that is a whole number of pages, or a whole part of one.
+
+    A part is a multiple of ``step``, which divides the page.
+    """
     if page <= tokens:
         return tokens // page * page
-    return max(part for part in range(1, tokens + 1) if page % part == 0)
+    return max((part for part in range(step, tokens + 1, step) if page % part == 0), default=step)
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
@@ -156,7 +160,7 @@ def _dot_qk(pairs: bool) -> str:
     return f"dot_pairs(q_r, k_T[t], {sums})" if pairs else f"fma(q_r, k_T[t], {sums})"
 
 
-def _v_chunks(width: int, step: int, per_chunk: int) -> list[dict[str, int]]:
+def v_chunks(width: int, step: int, per_chunk: int) -> list[dict[str, int]]:
     """Cut V's elements into chunks of vectors that fit the registers; the last may have a padded tail."""
     vectors, per_chunk = -(-width // step), max(1, per_chunk)
     chunks = []
@@ -167,21 +171,21 @@ def _v_chunks(width: int, step: int, per_chunk: int) -> list[dict[str, int]]:
     return chunks
 
 
-def _run(record: PageRecord, side: str) -> int:
+def run_along_d(record: PageRecord, side: str) -> int:
     """Elements along d that lie side by side in a page."""
     plane = record.plane(side)
     last = plane.axes[-1]
     return last.extent or 1 if last.axis.dim == "d" else 1
 
 
-def _score_scale(fold: FoldSite) -> str:
+def score_scale(fold: FoldSite) -> str:
     if fold.site == "score_scale":
         at = "u.head0 + h" if fold.per_head else "0"
         return f"(float)a.score_scale * a.k_scale[{at}]"
     return "(float)a.score_scale"
 
 
-def _v_static(fold: FoldSite, decode: bool) -> str:
+def v_static(fold: FoldSite, decode: bool) -> str:
     """Text of the V scale of the head being finished; empty where V has no static scale."""
     if fold.site != "output":
         return ""
@@ -189,7 +193,7 @@ def _v_static(fold: FoldSite, decode: bool) -> str:
     return f"a.v_scale[{at}]"
 
 
-def _bounds(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
+def bounds(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
     """The tightest bound of all terms, as C++ text; empty where none bounds."""
 
     def tightest(texts: list[str], pick: str) -> str:

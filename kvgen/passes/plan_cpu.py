@@ -13,6 +13,7 @@ from kvgen.ir.plan import Arg, Constant, KernelPlan
 from kvgen.passes.abi import check_variant, op_args
 from kvgen.passes.cpu_attention import Answers, Inputs, attention_answers
 from kvgen.passes.cpu_codec import append_answers, gather_answers
+from kvgen.passes.cpu_decode import decode_answers
 from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 
@@ -121,7 +122,7 @@ def _copy_plane(plane: Any) -> dict[str, Any]:
 
 _ANSWERS = {
     "append": append_answers,
-    "decode": attention_answers,
+    "decode": decode_answers,
     "prefill": attention_answers,
     "merge": _merge,
     "copy": _copy,

@@ -5,6 +5,7 @@
 // Attention of up to 8 queries a request over its pages. Work is cut into units of (request, 512 keys, 8 KV heads);
 // a unit walks its pages once for all its heads, and the states of a request's units are merged in order, so that the
 // bits of a result depend neither on the batch nor on the number of threads.
+#include <atomic>
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,12 +23,14 @@ constexpr int PAGE = 16;  // tokens in a page
 constexpr int GROUP = 4;  // query heads that share a KV head
 constexpr int TILE = 32;  // keys between two softmax steps
 constexpr int TILE_PAD = 32;  // their scores, in whole vectors
+constexpr int BLOCK = 16;  // keys of a tile that lie in one page
+constexpr int BLOCKS = 2;  // pages of a tile, or 1 where a page has several tiles
 constexpr int SPLIT = 512;  // keys of a unit of work
 constexpr int HEADS = 8;  // KV heads of a unit of work
-constexpr int ROW_BLOCK = 2;  // query rows of the inner kernel
-constexpr int TOK_BLOCK = 4;  // keys of the inner kernel
+constexpr int ROW_BLOCK = 2;  // query rows of the inner kernels
 constexpr int K_PITCH = 128;  // elements of a prepared query row
 constexpr int V_PITCH = 128;  // elements of an accumulator row
+constexpr int TOK_BLOCK = 4;  // keys of the score kernel
 constexpr int K_STRIDE_HEAD = 2048;  // elements from one head index to the next
 constexpr int K_STRIDE_TOK = 128;  // elements from one tok index to the next
 constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
@@ -144,53 +147,67 @@ struct Unit {
   int head0;             // first KV head
   float* q;              // HEADS x rows_pad x K_PITCH
   float* acc;            // HEADS x rows_pad x V_PITCH
-  float *m, *l;          // HEADS x rows_pad
+  float* m;              // HEADS x rows_pad: the running maximum
+  float* l;              // HEADS x rows_pad x LANES: the sums of weights, lane by lane
 };
 
-// Where the keys of a tile lie, as offsets that all heads share.
+// Where the pages of a tile lie, as offsets that all heads share.
 struct Tile {
-  int64_t k[TILE_PAD], v[TILE_PAD];
-  int64_t k_scale[TILE_PAD];
-  int64_t v_scale[TILE_PAD];
+  int64_t k[BLOCKS], v[BLOCKS];
+  int64_t k_scale[BLOCKS];
+  int64_t v_scale[BLOCKS];
 };
 
-// The same for one head: rows of K and V, and their scales.
+// The same for one head: rows of K, rows of V, and their scales.
 struct Rows {
   const int8_t* k[TILE_PAD];
   const int8_t* v[TILE_PAD];
   alignas(64) float k_scale[TILE_PAD];
   alignas(64) float v_scale[TILE_PAD];
-  const int8_t* k_next[TILE_PAD];  // the same head's rows in the tile to come
+  const int8_t* k_next[TILE_PAD];  // the same head's in the tile to come
   const int8_t* v_next[TILE_PAD];
 };
 
-// Past the last key the last one repeats, so that whole blocks can be computed; their weights are zero.
-inline void locate(const Args& a, const int32_t* pages, int64_t first, int count, Tile& tile) {
-  for (int i = 0; i < TILE_PAD; ++i) {
-    const int64_t key = first + std::min(i, count - 1);
-    const int64_t page = pages[key / PAGE], tok = key % PAGE;
-    tile.k[i] = page * a.k_stride_page + tok * K_STRIDE_TOK;
-    tile.v[i] = page * a.v_stride_page + tok * V_STRIDE_TOK;
-    tile.k_scale[i] = page * a.k_scale_stride_page + tok;
-    tile.v_scale[i] = page * a.v_scale_stride_page + tok;
+// The tile that begins at key `first`, of which begin .. end - 1 exist. Pages without such keys are nobody's: a
+// page beside them stands for them.
+inline void locate(const Args& a, const int32_t* pages, int64_t first, int end, Tile& tile) {
+  for (int i = 0; i < BLOCKS; ++i) {
+    const int64_t page = pages[(first + std::min(i * BLOCK, end - 1)) / PAGE];
+    tile.k[i] = page * a.k_stride_page;
+    tile.v[i] = page * a.v_stride_page;
+    tile.k_scale[i] = page * a.k_scale_stride_page;
+    tile.v_scale[i] = page * a.v_scale_stride_page;
   }
 }
 
-inline void point(const Args& a, const Tile& tile, const Tile& next, int64_t head, int count, Rows& rows) {
+// The tile for one head. Rows of keys that are not there repeat one that is, so that whole blocks can be computed.
+inline void point(const Args& a, const Tile& tile, const Tile& next, int64_t head, int end, Rows& rows) {
   const int8_t* k_head = a.k + head * K_STRIDE_HEAD;
   const int8_t* v_head = a.v + head * V_STRIDE_HEAD;
-  for (int i = 0; i < TILE_PAD; ++i) {
-    rows.k[i] = k_head + tile.k[i];
-    rows.v[i] = v_head + tile.v[i];
-    rows.k_next[i] = k_head + next.k[i];
-    rows.v_next[i] = v_head + next.v[i];
+  for (int t = 0; t < TILE_PAD; ++t) {
+    const int key = std::min(t, end - 1);
+    const int64_t at = (key % BLOCK) * K_STRIDE_TOK;
+    rows.k[t] = k_head + tile.k[key / BLOCK] + at;
+    rows.k_next[t] = k_head + next.k[key / BLOCK] + at;
+  }
+  for (int t = 0; t < TILE_PAD; ++t) {
+    const int key = std::min(t, end - 1);
+    const int64_t at = (key % BLOCK) * V_STRIDE_TOK;
+    rows.v[t] = v_head + tile.v[key / BLOCK] + at;
+    rows.v_next[t] = v_head + next.v[key / BLOCK] + at;
   }
   const float* k_scale_head = a.k_scale + head * K_SCALE_STRIDE_HEAD;
-  for (int i = 0; i < TILE_PAD; ++i) rows.k_scale[i] = i < count ? k_scale_head[tile.k_scale[i]] : 0.0f;
-  for (int i = 0; i < TILE; i += 16) prefetch((const char*)(k_scale_head + next.k_scale[i]));
+  for (int i = 0; i < BLOCKS; ++i) {
+    const float* scale = k_scale_head + tile.k_scale[i];
+    for (int t = 0; t < BLOCK; ++t) rows.k_scale[i * BLOCK + t] = scale[t];
+    for (int at = 0; at < 64; at += 64) prefetch((const char*)(k_scale_head + next.k_scale[i]) + at);
+  }
   const float* v_scale_head = a.v_scale + head * V_SCALE_STRIDE_HEAD;
-  for (int i = 0; i < TILE_PAD; ++i) rows.v_scale[i] = i < count ? v_scale_head[tile.v_scale[i]] : 0.0f;
-  for (int i = 0; i < TILE; i += 16) prefetch((const char*)(v_scale_head + next.v_scale[i]));
+  for (int i = 0; i < BLOCKS; ++i) {
+    const float* scale = v_scale_head + tile.v_scale[i];
+    for (int t = 0; t < BLOCK; ++t) rows.v_scale[i * BLOCK + t] = scale[t];
+    for (int at = 0; at < 64; at += 64) prefetch((const char*)(v_scale_head + next.v_scale[i]) + at);
+  }
 }
 
 template <int BYTES>
@@ -246,82 +263,97 @@ inline void weigh_block(const float* p, const int8_t* const* v_rows, const int8_
 }
 
 // One softmax step: ROW_BLOCK query rows (from `row` of the head, at `state` of the unit) against a tile of keys.
-template <bool MASKED>
-inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row, int64_t first, int count, float score_scale) {
+// WHOLE: every key of the tile is there and every row sees it.
+template <bool WHOLE>
+inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row, int64_t first, int end, float score_scale) {
   alignas(64) float s[ROW_BLOCK * TILE_PAD];
   const float* q = u.q + state * K_PITCH;
-  for (int t = 0; t < count; t += TOK_BLOCK) {
+  const int vectors = WHOLE ? TILE_PAD / LANES : (end + LANES - 1) / LANES;
+  for (int t = 0; t < end; t += TOK_BLOCK) {
     score_block(q, rows.k + t, s + t);
     if (row == 0)
       for (int i = t; i < t + TOK_BLOCK; ++i) prefetch_row<HEAD_DIM * sizeof(int8_t)>(rows.k_next[i]);
   }
 
-  const int padded = (count + LANES - 1) / LANES * LANES;
+  alignas(64) float top[LANES] = {};     // the largest score of each row in this tile
   alignas(64) float change[LANES] = {};  // m before minus m after, then the factor 2^change on what was summed before
-  float added[ROW_BLOCK];
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
-    for (int t = 0; t < count; t += LANES)
-      store(s_r + t, load_f32(s_r + t) * splat(score_scale) * load_f32(rows.k_scale + t));
-    const float* v_scale = rows.v_scale;
-    alignas(64) float seen_scale[TILE_PAD];  // a scale is NaN where the row of V held one
-    if (MASKED) {
-      const int64_t pos = u.position + (row + r) / GROUP;
-      std::memcpy(seen_scale, v_scale, sizeof seen_scale);
-      v_scale = seen_scale;
-      for (int t = 0; t < count; ++t) {
-        const int64_t key = first + t;
-        if (!(key <= pos)) s_r[t] = -INFINITY, seen_scale[t] = 0.0f;
-      }
+    vf largest_r = splat(-INFINITY);
+    const int64_t pos = u.position + (row + r) / GROUP;
+    for (int t = 0; t < vectors * LANES; t += LANES) {
+      const vf score = load_f32(s_r + t) * splat(score_scale) * load_f32(rows.k_scale + t);
+      store(s_r + t, score);
+      if (WHOLE) largest_r = larger(largest_r, score);
     }
-    for (int t = count; t < padded; ++t) s_r[t] = -INFINITY;
-    vf top = splat(-INFINITY);
-    for (int t = 0; t < padded; t += LANES) top = larger(top, load_f32(s_r + t));
-
+    if (!WHOLE) {
+      for (int t = 0; t < end; ++t) {
+        const int64_t key = first + t;
+        if (!(key <= pos)) s_r[t] = -INFINITY;
+      }
+      for (int t = end; t < vectors * LANES; ++t) s_r[t] = -INFINITY;
+      for (int t = 0; t < vectors * LANES; t += LANES) largest_r = larger(largest_r, load_f32(s_r + t));
+    }
+    top[r] = largest(largest_r);
+  }
+  for (int r = 0; r < ROW_BLOCK; ++r) {
     float& m = u.m[state + r];
-    const float m_new = std::max(m, largest(top));
+    const float m_new = std::max(m, top[r]);
     // Where no key has been seen yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would be NaN.
     const float base = m_new == -INFINITY ? 0.0f : m_new;
     change[r] = m - base;
     m = m_new;
-    vf sum = splat(0.0f);
-    for (int t = 0; t < padded; t += LANES) {
-      const vf weight = exp2v(load_f32(s_r + t) - splat(base));
-      sum = sum + weight;
-      store(s_r + t, weight * load_f32(v_scale + t));
-    }
-    added[r] = total(sum);
+    top[r] = base;
   }
   store(change, exp2v(load_f32(change)));
-  for (int r = 0; r < ROW_BLOCK; ++r) u.l[state + r] = u.l[state + r] * change[r] + added[r];
+  for (int r = 0; r < ROW_BLOCK; ++r) {
+    float* s_r = s + r * TILE_PAD;
+    const float* v_scale = rows.v_scale;
+    alignas(64) float seen_scale[TILE_PAD];  // a scale is NaN where the row of V held one
+    if (!WHOLE) {
+      for (int t = 0; t < vectors * LANES; ++t)
+        seen_scale[t] = s_r[t] == -INFINITY ? 0.0f : v_scale[t];
+      v_scale = seen_scale;
+    }
+    vf sum = splat(0.0f);
+    for (int t = 0; t < vectors * LANES; t += LANES) {
+      const vf weight_T = exp2v(load_f32(s_r + t) - splat(top[r]));
+      sum = sum + weight_T;
+      store(s_r + t, weight_T * load_f32(v_scale + t));
+    }
+    float* l = u.l + (state + r) * LANES;
+    store(l, fma(load_f32(l), splat(change[r]), sum));
+  }
   float* acc = u.acc + state * V_PITCH;
-  weigh_block<MASKED, 0, 4>(s, rows.v, row == 0 ? rows.v_next : nullptr, count, change, acc);
-  weigh_block<MASKED, 32, 4>(s, rows.v, nullptr, count, change, acc);
-  weigh_block<MASKED, 64, 4>(s, rows.v, nullptr, count, change, acc);
-  weigh_block<MASKED, 96, 4>(s, rows.v, nullptr, count, change, acc);
+  weigh_block<!WHOLE, 0, 4>(s, rows.v, row == 0 ? rows.v_next : nullptr, end, change, acc);
+  weigh_block<!WHOLE, 32, 4>(s, rows.v, nullptr, end, change, acc);
+  weigh_block<!WHOLE, 64, 4>(s, rows.v, nullptr, end, change, acc);
+  weigh_block<!WHOLE, 96, 4>(s, rows.v, nullptr, end, change, acc);
+
 }
 
 // Attention of the unit's rows over keys lo .. hi - 1, tile by tile; tiles lie on multiples of TILE.
 template <bool MASKED>
 inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
   if (lo >= hi) return;
-  const auto tile_end = [hi](int64_t first) { return std::min(hi, (first / TILE + 1) * TILE); };
   Tile tile, next;
-  locate(a, u.pages, lo, (int)(tile_end(lo) - lo), tile);
-  for (int64_t first = lo; first < hi;) {
-    const int64_t last = tile_end(first);
-    const int count = (int)(last - first);
-    // What comes next is fetched into L2 while this tile is computed, a row for a row.
-    if (last < hi) locate(a, u.pages, last, (int)(tile_end(last) - last), next);
+  locate(a, u.pages, lo / TILE * TILE, (int)std::min<int64_t>(TILE, hi - lo / TILE * TILE), tile);
+  for (int64_t first = lo / TILE * TILE; first < hi; first += TILE) {
+    const int end = (int)std::min<int64_t>(TILE, hi - first);
+    const bool whole = end == TILE;
+    // What comes next is fetched into L2 while this tile is computed, a line for a line.
+    if (first + TILE < hi) locate(a, u.pages, first + TILE, (int)std::min<int64_t>(TILE, hi - first - TILE), next);
     for (int h = 0; h < HEADS; ++h) {
       Rows rows;
-      point(a, tile, last < hi ? next : tile, u.head0 + h, count, rows);
+      point(a, tile, first + TILE < hi ? next : tile, u.head0 + h, end, rows);
       const float score_scale = (float)a.score_scale;
       for (int row = 0; row < u.rows; row += ROW_BLOCK)
-        attend_block<MASKED>(u, rows, h * u.rows_pad + row, row, first, count, score_scale);
+        if (!MASKED && whole)
+          attend_block<true>(u, rows, (int64_t)h * u.rows_pad + row, row, first, TILE, score_scale);
+        else
+          attend_block<false>(u, rows, (int64_t)h * u.rows_pad + row, row, first, end, score_scale);
     }
     tile = next;
-    first = last;
   }
 }
 
@@ -343,7 +375,7 @@ inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
   u.q = scratch.take<float>(rows * K_PITCH);
   u.acc = scratch.take<float>(rows * V_PITCH);
   u.m = scratch.take<float>(rows);
-  u.l = scratch.take<float>(rows);
+  u.l = scratch.take<float>(rows * LANES);
   return (int64_t)(scratch.at - start);
 }
 
@@ -353,14 +385,15 @@ inline void begin(const Args& a, Unit& u, int64_t q_row) {
   const int64_t state_rows = (int64_t)HEADS * u.rows_pad;
   std::fill(u.acc, u.acc + state_rows * V_PITCH, 0.0f);
   std::fill(u.m, u.m + state_rows, -INFINITY);
-  std::fill(u.l, u.l + state_rows, 0.0f);
+  std::fill(u.l, u.l + state_rows * LANES, 0.0f);
   for (int h = 0; h < HEADS; ++h) {
     for (int row = 0; row < u.rows_pad; ++row) {
-      float* q = u.q + ((int64_t)h * u.rows_pad + row) * K_PITCH;
-      std::fill(q, q + K_PITCH, float(0));
-      if (row >= u.rows) continue;
+      const int64_t state = (int64_t)h * u.rows_pad + row;
       const uint16_t* source =
           a.q + (q_row + row / GROUP) * a.q_stride_tok + ((u.head0 + h) * GROUP + row % GROUP) * a.q_stride_head;
+      float* q = u.q + state * K_PITCH;
+      std::fill(q, q + K_PITCH, float(0));
+      if (row >= u.rows) continue;
       for (int d = 0; d < HEAD_DIM; ++d) q[d] = bf16_to_f32(source[d]);
     }
   }
@@ -368,7 +401,7 @@ inline void begin(const Args& a, Unit& u, int64_t q_row) {
 
 // Divides a row's sum by its weight. No key seen: out = 0 and lse = -inf.
 inline float finish(const Unit& u, int64_t state, float* row) {
-  const float l = u.l[state];
+  const float l = total(load_f32(u.l + state * LANES));
   const float factor = l == 0.0f ? 0.0f : 1.0f / l;
   float* acc = u.acc + state * V_PITCH;
   for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = acc[d] * factor;
@@ -435,14 +468,13 @@ int run(const Args& a) {
     return partials + ((q_row * splits + split) * Q_HEADS + head) * (V_HEAD_DIM + 1);
   };
 
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  std::atomic<int64_t> next{0};
+  const auto attend = [&](int thread) {
     Unit u;
-    carve(Scratch{(uintptr_t)a.workspace + omp_get_thread_num() * thread_bytes}, rows_pad, u);
+    carve(Scratch{(uintptr_t)a.workspace + thread * thread_bytes}, rows_pad, u);
     float row[V_HEAD_DIM];
 
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < units; ++item) {
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
       const int64_t b = item / (splits * (KV_HEADS / HEADS)), split = item / (KV_HEADS / HEADS) % splits;
       const Request r = request(a, b);
       if (split >= r.splits) continue;
@@ -471,28 +503,42 @@ int run(const Args& a) {
         }
       }
     }
-
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < a.batch * Q_HEADS; ++item) {
-      const int64_t head = item % Q_HEADS;
-      const Request r = request(a, item / Q_HEADS);
-      if (r.splits == 1) continue;
-      for (int64_t q_row = r.q_row; q_row < r.q_row + r.q_len; ++q_row) {
-        float top = -INFINITY, sum = 0;
-        for (int64_t s = 0; s < r.splits; ++s) top = std::max(top, partial(q_row, s, head)[V_HEAD_DIM]);
-        std::fill(row, row + V_HEAD_DIM, 0.0f);
-        for (int64_t s = 0; s < r.splits; ++s) {
-          const float* state = partial(q_row, s, head);
-          if (state[V_HEAD_DIM] == -INFINITY) continue;
-          const float weight = std::exp2(state[V_HEAD_DIM] - top);
-          sum += weight;
-          for (int d = 0; d < V_HEAD_DIM; ++d) row[d] += weight * state[d];
-        }
-        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int d = 0; d < V_HEAD_DIM; ++d) row[d] *= factor;
-        write_row(a, q_row, head, row, sum == 0.0f ? -INFINITY : top + std::log2(sum));
+  };
+  // The splits of one request's query head; a request of one split is finished.
+  const auto merge = [&](int64_t item) {
+    const int64_t head = item % Q_HEADS;
+    const Request r = request(a, item / Q_HEADS);
+    if (r.splits == 1) return;
+    float row[V_HEAD_DIM];
+    for (int64_t q_row = r.q_row; q_row < r.q_row + r.q_len; ++q_row) {
+      float top = -INFINITY, sum = 0;
+      for (int64_t s = 0; s < r.splits; ++s) top = std::max(top, partial(q_row, s, head)[V_HEAD_DIM]);
+      std::fill(row, row + V_HEAD_DIM, 0.0f);
+      for (int64_t s = 0; s < r.splits; ++s) {
+        const float* state = partial(q_row, s, head);
+        if (state[V_HEAD_DIM] == -INFINITY) continue;
+        const float weight = std::exp2(state[V_HEAD_DIM] - top);
+        sum += weight;
+        for (int d = 0; d < V_HEAD_DIM; ++d) row[d] += weight * state[d];
       }
+      const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+      for (int d = 0; d < V_HEAD_DIM; ++d) row[d] *= factor;
+      write_row(a, q_row, head, row, sum == 0.0f ? -INFINITY : top + std::log2(sum));
     }
+  };
+
+  const int64_t merges = a.batch * Q_HEADS;
+  if (threads == 1) {  // a team of one costs 0.8 us, more than a short request
+    attend(0);
+    for (int64_t item = 0; item < merges; ++item) merge(item);
+    return 0;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    attend(omp_get_thread_num());
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < merges; ++item) merge(item);
   }
   return 0;
 }

@@ -37,9 +37,8 @@ def engine_params(names: tuple[str, ...] = ENGINES) -> list[Any]:
 
 def cpu_target(row: str) -> Target:
     """The target of a row of ``CPU_ROWS``, with no more features than the row's name says."""
-    name, _, feature = row.partition("-")
-    target = resolve_target(f"cpu-{name}")
-    return dataclasses.replace(target, features=(feature,) if feature else ())
+    name, *features = row.split("-")
+    return dataclasses.replace(resolve_target(f"cpu-{name}"), features=tuple(features))
 
 
 class BundledLibrary(Library):

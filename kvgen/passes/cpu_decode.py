@@ -1,0 +1,297 @@
+"""What decode asks the plan on the CPU: tiles of whole pages, the form of each side, fold sites, masks.
+
+A side has one of three forms. ``panel``: vectors of keys, read where they lie (``cpu_panels``). Rows: vectors
+run along d, which must be contiguous. Staged: a tile's rows are first copied, and unpacked where no vector
+operation reads the format, to rows in the thread's scratch: right for every layout, fast for none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.errors import UnsupportedError
+from kvgen.ir import Spec, Target, rules
+from kvgen.ir.plan import Constant
+from kvgen.passes.address import Address
+from kvgen.passes.cpu_attention import (
+    LANES,
+    REGISTER_TILE,
+    Answers,
+    Inputs,
+    bounds,
+    round_up,
+    run_along_d,
+    score_scale,
+    v_chunks,
+    v_static,
+    whole_tile,
+)
+from kvgen.passes.cpu_panels import Panel, digits, k_panel, v_panel
+from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
+from kvgen.passes.lower import fold_site
+from kvgen.passes.masks import mask_terms
+
+MOST_VECTORS = 4
+"""Vectors of keys of one call of the score kernel: with 4 query rows, 16 sums."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How one element of a staged row is read."""
+
+    text: str = ""
+    """The element, from ``row``, ``scales`` and ``d``."""
+    plain: bool = False
+    """Whether it is copied as it is."""
+    half: str = ""
+    """Elements of half a row where one stored element holds two codes."""
+    low: str = ""
+    high: str = ""
+    scale: Address | None = None
+    """Where the scales of blocks of d lie that are multiplied in; None for scales that fold elsewhere."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scales are multiplied in."""
+        return self.scale is not None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of K and V as decode reads it."""
+
+    panel: Panel | None
+    staged: bool
+    stage: Stage
+    row_type: str
+    """C++ type of a row's elements as the kernels see them."""
+    row_format: str
+    """Their storage type."""
+    pairs: bool
+    """Whether bf16 pairs are multiplied without conversion."""
+    column: bool
+    """Whether each key has a scale that goes into its score or weight."""
+    blocks: int
+    """Scales of a key."""
+
+
+def decode_answers(given: Inputs) -> Answers:
+    """Constants and answers of the decode template (variant ``single`` or ``multi``)."""
+    spec, schedule, target = given.spec, given.schedule, given.target
+    att, page, multi = spec.attention, spec.cache.page_size, given.variant == "multi"
+    lanes, row_block = LANES[target.arch], schedule.int("row_block")
+    if lanes % row_block:
+        raise UnsupportedError(f"row_block = {row_block} does not divide the {lanes} lanes of {target.name}")
+    k, v = (_side(given, side, lanes) for side in ("k", "v"))
+    tile = whole_tile(schedule.int("tile"), page, _tile_step(k, v, lanes))
+    block = min(page, tile)
+    vectors = max(n for n in range(1, MOST_VECTORS + 1) if (tile // lanes or 1) % n == 0)
+    if k.blocks > 1:
+        vectors = min(vectors, 2)
+    k_step, v_step = _step(k, lanes), _step(v, lanes)
+    v_packed = v.panel is not None and len(v.panel.parts) > 1
+    k_digits = digits(spec, "k") if k.panel and k.panel.integer else 0
+    v_digits = digits(spec, "v") if v.panel and v.panel.integer else 0
+    masks = mask_terms(att) if multi else ()
+    ranged = tuple(term for term in mask_terms(att) if multi or term.lo)
+    prefetch = schedule.int("prefetch") == 1 and not (k.staged or v.staged)
+    v_tail = (att.v_head_dim // (2 if v_packed else 1)) % v_step
+    k_tail = 0 if k.panel else att.head_dim % k_step
+    folds = {side: fold_site(spec, side) for side in ("k", "v")}
+    k_pitch = round_up(att.head_dim, lanes if k.panel else k_step)
+    v_pitch = round_up(att.v_head_dim, v_step)
+    constants = [
+        Constant("GROUP", att.group, "query heads that share a KV head"),
+        Constant("TILE", tile, "keys between two softmax steps"),
+        Constant("TILE_PAD", round_up(tile, max(lanes, 16)), "their scores, in whole vectors"),
+        Constant("BLOCK", block, "keys of a tile that lie in one page"),
+        Constant("BLOCKS", tile // block, "pages of a tile, or 1 where a page has several tiles"),
+        Constant("SPLIT", round_up(max(schedule.int("split_tokens"), tile), tile), "keys of a unit of work"),
+        Constant("HEADS", schedule.int("heads"), "KV heads of a unit of work"),
+        Constant("ROW_BLOCK", row_block, "query rows of the inner kernels"),
+        Constant("K_PITCH", k_pitch, "elements of a prepared query row"),
+        Constant("V_PITCH", v_pitch, "elements of an accumulator row"),
+    ]
+    if k.panel:
+        constants.append(Constant("VECTORS", vectors, "vectors of keys of the score kernel"))
+    else:
+        constants.append(Constant("TOK_BLOCK", lanes // row_block, "keys of the score kernel"))
+    if att.window is not None:
+        constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
+    per_chunk = REGISTER_TILE[target.arch] // row_block // (2 if v_packed or (v.pairs and not v.panel) else 1)
+    answers: dict[str, Any] = {
+        "multi": multi,
+        "ragged": multi,
+        "rules": rules,
+        "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(masks)),
+        "prefetch_next": prefetch,
+        "part_page": tile < page,
+        "whole_vectors": tile % lanes == 0,
+        "ranged_tiles": any(term.lo for term in ranged),
+        "rows_bounded": not (k.panel and v.panel),
+        "scale_bytes": {side: _scale_bytes(given, side, block) for side in ("k", "v")},
+        "k_panel": k.panel,
+        "v_panel": v.panel,
+        "k_digits": k_digits,
+        "v_digits": v_digits,
+        "k_digit_list": tuple(range(k_digits or 1)),
+        "v_digit_list": tuple(range(v_digits or 1)),
+        "k_bias": 8 if k.panel and len(k.panel.parts) > 1 else 128,
+        "v_unit": 16 if v_packed else 1,
+        "k_blocks": k.blocks,
+        "v_blocks": v.blocks,
+        "k_block": str(spec.cache.k.d_block or att.head_dim),
+        "v_block": str(spec.cache.v.d_block or att.v_head_dim),
+        "k_type": C_TYPES[spec.cache.k.fmt.storage],
+        "v_type": C_TYPES[spec.cache.v.fmt.storage],
+        "k_row_type": k.row_type,
+        "v_row_type": v.row_type,
+        "q_type": C_TYPES[att.q_dtype],
+        "q_operand": "uint16_t" if k.pairs else "float",
+        "q_prepare": "source[d]" if k.pairs else to_f32(att.q_dtype, "source[d]"),
+        "out_convert": from_f32(att.q_dtype, "row[d]"),
+        "k_operand": "vpairs" if k.pairs else "vf",
+        "load_k": "load_pairs" if k.pairs else f"load_{k.row_format}",
+        "load_q": "load_pairs" if k.pairs else "load_f32",
+        "dot_qk": f"{'dot_pairs' if k.pairs else 'fma'}(q_r, k_T[t], sums[r * TOK_BLOCK + t])",
+        "k_step": k_step,
+        "k_full": att.head_dim // k_step * k_step,
+        "k_tail": k_tail,
+        "load_v": f"load_{v.row_format}",
+        "v_pairs": v.pairs,
+        "v_tail": v_tail,
+        "v_chunks": _chunks(spec, v, v_step, per_chunk),
+        "k_staged": k.staged,
+        "v_staged": v.staged,
+        "k_run": run_along_d(given.record, "k") if k.stage.plain else 1,
+        "v_run": run_along_d(given.record, "v") if v.stage.plain else 1,
+        "stage_decode": {"k": k.stage, "v": v.stage},
+        "k_column": k.column,
+        "v_column": v.column,
+        "score_scale": score_scale(folds["k"]),
+        "v_static": v_static(folds["v"], decode=True),
+        "masks": masks,
+        "visible": " && ".join(f"({term.visible})" if len(masks) > 1 else term.visible for term in masks),
+        "ranged": bool(ranged),
+        "range": bounds(ranged),
+    }
+    return tuple(constants), answers
+
+
+def _side(given: Inputs, side: str, lanes: int) -> Side:
+    """The form of ``k`` or ``v``: panels where the layout has them, else rows, staged where they must be."""
+    spec, target, address = given.spec, given.target, given.addresses[side]
+    quant = spec.cache.quant(side)
+    # A bf16 query over bf16 rows multiplies pairs without conversion; weights are then rounded to bf16 too.
+    pairs = "bf16" in target.features and spec.attention.q_dtype == "bf16" and quant.format == "bf16"
+    find = k_panel if side == "k" else v_panel
+    panel = find(spec, given.record, target, address, lanes, pairs)
+    fold = fold_site(spec, side)
+    column = fold.site in ("score_column", "weight_column")
+    width = spec.attention.head_dim if side == "k" else spec.attention.v_head_dim
+    storage = quant.fmt.storage
+    blocks = width // fold.block if fold.block else 1
+    if panel:
+        return Side(panel, False, Stage(), C_TYPES[storage], storage, pairs, column, blocks)
+    stage, row_format = _stage(spec, side, address, given.addresses.get(f"{side}_scale"), target)
+    staged = address.stride("d") != 1 or not stage.plain
+    return Side(None, staged, stage, C_TYPES[row_format], row_format, pairs, column and blocks == 1, 1)
+
+
+def _stage(
+    spec: Spec, side: str, address: Address, scale: Address | None, target: Target
+) -> tuple[Stage, str]:
+    """How a staged row is read, and the storage type of what it becomes."""
+    quant = spec.cache.quant(side)
+    at = address.c(d="d")
+    if quant.fmt.packed == 2:
+        half = (spec.attention.head_dim if side == "k" else spec.attention.v_head_dim) // 2
+        low, high = "(int8_t)(codes << 4) >> 4", "(int8_t)codes >> 4"
+        if not quant.d_block:
+            return Stage(text="codes", half=str(half), low=low, high=high), "int8"
+        assert scale is not None
+        low, high = (
+            f"(float)({code}) * scales[{scale.c(d=d)}]" for code, d in ((low, "d"), (high, f"({half} + d)"))
+        )
+        return Stage(text="codes", half=str(half), low=low, high=high, scale=scale), "f32"
+    if quant.d_block:
+        assert scale is not None
+        value = to_f32(quant.fmt.storage, f"row[{at}]")
+        return Stage(text=f"{value} * scales[{scale.c(d='d')}]", scale=scale), "f32"
+    if quant.fmt.storage == "e4m3" and target.arch != "avx512":
+        return Stage(text=to_f32("e4m3", f"row[{at}]")), "f32"
+    return Stage(text=f"row[{at}]", plain=True), quant.fmt.storage
+
+
+def _tile_step(k: Side, v: Side, lanes: int) -> int:
+    """Keys that a part of a page must be a multiple of."""
+    return lanes if k.panel else v.panel.inner if v.panel else 1
+
+
+def _step(side: Side, lanes: int) -> int:
+    """Elements of d of one vector of a row, or of V's accumulators."""
+    return lanes * (2 if side.pairs and not side.panel else 1)
+
+
+def _chunks(spec: Spec, v: Side, step: int, per_chunk: int) -> list[dict[str, int]]:
+    """Chunks of V's vectors that the registers hold; none crosses a block of d with weights of its own."""
+    packed = 2 if v.panel and len(v.panel.parts) > 1 else 1
+    width = spec.attention.v_head_dim // packed
+    if v.blocks == 1:
+        return [chunk | {"block": 0} for chunk in v_chunks(width, step, per_chunk)]
+    size = spec.cache.v.d_block or width
+    return [
+        {"start": block * size + chunk["start"], "count": chunk["count"], "tail": 0, "block": block}
+        for block in range(width // size)
+        for chunk in v_chunks(size, step, per_chunk)
+    ]
+
+
+def _scale_bytes(given: Inputs, side: str, block: int) -> int:
+    """Bytes of the lines that hold a head's scales of ``block`` keys, where they begin at the first key's."""
+    quant, address = given.spec.cache.quant(side), given.addresses.get(f"{side}_scale")
+    if address is None or quant.static_scale:
+        return 0
+    plane = given.record.plane(f"{side}_scale")
+    axes = [placed for placed in plane.inside if placed.axis.dim in ("tok", "d")]
+    extent = sum(((placed.extent or 1) - 1) * placed.stride.fixed for placed in axes) + plane.itemsize
+    return min(extent, 64 * block)
+
+
+def _helpers(
+    given: Inputs, k: Side, v: Side, prefetch: bool, k_tail: int, v_tail: int, masked: bool
+) -> list[str]:
+    """Names of the helper functions that the kernel calls, in the order in which they are defined."""
+    dtype = given.spec.attention.q_dtype
+    scalar = writing(dtype) | (set() if k.pairs else reading(dtype))
+    woven = v.pairs and not v.panel
+    if woven:
+        scalar |= reading("bf16") | writing("bf16")  # an odd last key is halved
+    for side in (k, v):
+        scalar |= reading("e4m3") if "e4m3_to_f32" in side.stage.text else set()
+    loads: set[str] = set()
+    last: list[str] = []
+    for side, tail in ((k, k_tail), (v, v_tail)):
+        kind = side.panel.load if side.panel else "load_pairs" if side.pairs else f"load_{side.row_format}"
+        if kind not in ("load_pairs", "load_quads"):
+            loads.add(kind)
+        if tail:
+            (last.append if kind in ("load_pairs", "load_quads") else loads.add)(f"{kind}_part")
+    loads.discard("load_f32")  # part of `vector`: states are f32 whatever the format
+    names = [*sorted(scalar), "vector", *sorted(loads)]
+    if given.target.arch == "portable" and "load_f16" in loads and "f16_to_f32" not in names:
+        names.insert(0, "f16_to_f32")  # the portable row converts lane by lane
+    integer = [side.panel for side in (k, v) if side.panel and side.panel.integer]
+    names += (["pairs"] if k.pairs or v.pairs else []) + (["quads"] if integer else []) + sorted(set(last))
+    names += ["reduce", "exp2"] + ([] if k.panel else ["sum_each"])
+    if integer:
+        names += ["digits"]
+    if k.panel and k.panel.integer:
+        names += ["nibbles_biased" if len(k.panel.parts) > 1 else "biased"]
+        names += ["load_i32"] if k.panel.score_type == "int32_t" else []
+    if v.panel and len(v.panel.parts) > 1:
+        names += ["nibbles"]
+    names += ["weave"] if woven else ["keep_pairs"] if v.pairs else []
+    names += ["weighed"] if v.pairs and masked else []
+    return names + (["prefetch"] if prefetch else [])
