@@ -131,7 +131,7 @@ class OpsBase:
         key = quick.call_key(self.serial, op, given, scale, threads)
         if prepare is not None and key is not None:
             names = quick.APPENDED if op == "append" else quick.NUMBERS
-            calls.put(key, prepare(values, names), made)
+            calls.put(key, prepare(values, names), made, given, scale, threads)
 
     def _own(self, cache: Any) -> None:
         if not isinstance(cache, Cache):

@@ -1,10 +1,11 @@
 """quick: appends and attention calls on the CPU whose shapes were seen before.
 
 The first call of a shape goes through every check of ``arguments`` and leaves a ``Known``: the kernel's
-arguments, packed, but for addresses. The next one compares what those checks look at (a key of types,
-shapes and strides), fills in addresses, and asks the kernel itself to look at lengths and page ids. That
-takes a fifth of the time. Whatever is unusual (a subclass, another device, a lazily negated view, outputs
-that may overlap, a value out of range) is left to the long way, which words the errors.
+arguments, packed, but for addresses. The next one compares what those checks look at (types, shapes and
+strides: one call of a guard of torch's where the last call was alike, else a key), fills in addresses, and
+asks the kernel itself to look at lengths and page ids. That takes a tenth of the time. Whatever is unusual (a
+subclass, another device, a lazily negated view, outputs that may overlap, a value out of range) is left to
+the long way, which words the errors.
 
 Storage that somebody cut short behind a tensor's back is noticed here where it would be written to; where it
 would only be read, in the first call of a shape. Torch's own operators do not look at all.
@@ -14,7 +15,7 @@ The code is flat on purpose: each attribute of a tensor costs 50 to 100 ns, and 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kvgen.backends.cpu import machine
+from kvgen.runtime.alike import guard
 from kvgen.runtime.places import reach, spans
 
 NUMBERS = ("q", "q_starts", "page_table", "kv_lens", "out", "lse", "workspace", "max_q_len")
@@ -61,8 +63,13 @@ class Known:
     lse_shape: tuple[int, ...]
     reaches: tuple[int, ...]
     """Bytes from the first to past the last element of q, q_starts, page_table, kv_lens, out, lse."""
-    unaligned: int
-    """The bits that are zero in an address of q and out, or of k and v."""
+    itemsize: int
+    """Bytes of an element of q and out, or of k and v: a power of two that divides their addresses."""
+    scale: float | None
+    """The scale that was given."""
+    threads: int
+    alike: Callable[..., bool]
+    """Whether tensors have the types, shapes and strides of those that were given, in the same order."""
 
 
 class Calls:
@@ -71,6 +78,8 @@ class Calls:
     def __init__(self, num_pages: int, fields: Mapping[str, Tensor]) -> None:
         self._num_pages = num_pages
         self._known: dict[Hashable, Known] = {}
+        self._last: dict[Hashable, Known] = {}
+        """The latest call of each library and op, by which tensors were given: the next is mostly alike."""
         self._fields = fields
         self._look()
 
@@ -79,35 +88,65 @@ class Calls:
         self._planes = tuple((tensor, tensor.data_ptr()) for tensor in self._fields.values())
         self._spans = spans(self._fields)
 
-    def put(self, key: Hashable, call: Call, tensors: tuple[Tensor | None, ...]) -> None:
+    def put(
+        self,
+        key: Hashable,
+        call: Call,
+        made: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...],
+        scale: float | None,
+        threads: int,
+    ) -> None:
         """Remember a call that was checked; all are forgotten when there are too many.
 
-        ``tensors``: q, q_starts, page_table, kv_lens, out, lse, with out and lse as they were made; or
-        those of an append.
+        ``given``: q, q_starts, page_table, kv_lens, out, lse as they came, ``made``: with out and lse as
+        they were made; or those of an append.
         """
         if len(self._known) >= LIMIT:
-            self._known.clear()
+            self._forget()
         if any(plane.data_ptr() != address for plane, address in self._planes):
-            self._known.clear()
+            self._forget()
             self._look()
-        out, lse = (() if tensor is None else tuple(tensor.shape) for tensor in tensors[-2:])
-        reaches = tuple(reach(tensor) for tensor in tensors)
-        assert tensors[0] is not None  # q or k
-        self._known[key] = Known(call, out, lse, reaches, tensors[0].itemsize - 1)
+        out, lse = (() if tensor is None else tuple(tensor.shape) for tensor in made[-2:])
+        reaches = tuple(reach(tensor) for tensor in made)
+        assert made[0] is not None  # q or k
+        self._known[key] = Known(
+            call,
+            out,
+            lse,
+            reaches,
+            made[0].itemsize,
+            scale,
+            threads,
+            guard([t for t in given if t is not None]),
+        )
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._last.clear()
 
     def append(self, library: Any, k: Tensor, v: Tensor, slots: Tensor) -> bool:
         """Run an append of known shapes; whether that was done."""
-        key = call_key(library.serial, "append", (k, v, slots), None, machine.num_threads())
-        known = self._known.get(key)
-        if known is None or key is None:
-            return False
+        threads = machine.num_threads()
+        kind = library.serial, "append"
+        known = self._last.get(kind)
+        if (
+            known is None
+            or known.threads != threads
+            or not known.alike(*[t if type(t) is Tensor and not t.is_nested else None for t in (k, v, slots)])
+        ):
+            key = call_key(library.serial, "append", (k, v, slots), None, threads)
+            known = self._known.get(key)
+            if known is None or key is None:
+                return False
+            self._last[kind] = known
         try:
             at_k, at_v, at_slots = k.data_ptr(), v.data_ptr(), slots.data_ptr()
         except RuntimeError:  # a tensor of a transform has no address
             return False
         if (at_k < LOW or at_v < LOW or at_slots < LOW) and not in_memory((k, v, slots)):
             return False
-        if (at_k | at_v) & known.unaligned or at_slots & 7:
+        if (at_k | at_v) & (known.itemsize - 1) or at_slots & 7:
             return False
         size_k, size_v, size_slots = known.reaches
         for first, end in self._spans:
@@ -136,12 +175,25 @@ class Calls:
         num_threads: int | None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a call of known shapes; None where the long way must be taken."""
-        key = call_key(library.serial, op, tensors, scale, machine.num_threads(num_threads))
-        known = self._known.get(key)
-        if known is None or key is None:
-            return None
+        threads = machine.num_threads(num_threads)
         q, q_starts, table, kv_lens, out, lse = tensors
-        assert q is not None and table is not None and kv_lens is not None  # the key says so
+        if q is None or table is None or kv_lens is None:
+            return None
+        kind = library.serial, op, q_starts is None, out is None, lse is None
+        known = self._last.get(kind)
+        if (
+            known is None
+            or known.threads != threads
+            or (scale is not known.scale and (type(scale) is not float or scale != known.scale))
+            or not known.alike(
+                *[t if type(t) is Tensor and not t.is_nested else None for t in tensors if t is not None]
+            )
+        ):
+            key = call_key(library.serial, op, tensors, scale, threads)
+            known = self._known.get(key)
+            if known is None or key is None:
+                return None
+            self._last[kind] = known
         try:
             at_q, at_table, at_lens = q.data_ptr(), table.data_ptr(), kv_lens.data_ptr()
             at_starts = 0 if q_starts is None else q_starts.data_ptr()
@@ -151,7 +203,7 @@ class Calls:
                 at_out = out.data_ptr()
             else:
                 at_out = out.data_ptr()
-                room = out.untyped_storage().nbytes() - out.storage_offset() * out.itemsize
+                room = out.untyped_storage().nbytes() - out.storage_offset() * known.itemsize
                 if room < size_out or not (
                     (at_out + size_out <= at_q or at_q + size_q <= at_out)
                     and (at_out + size_out <= at_table or at_table + size_table <= at_out)
@@ -178,7 +230,7 @@ class Calls:
         low = at_q < LOW or at_table < LOW or at_lens < LOW or at_out < LOW or at_lse < LOW
         if (low or (q_starts is not None and at_starts < LOW)) and not in_memory(tensors):
             return None
-        if (at_q | at_out) & known.unaligned or (at_starts | at_table | at_lens | at_lse) & 3:
+        if (at_q | at_out) & (known.itemsize - 1) or (at_starts | at_table | at_lens | at_lse) & 3:
             return None
         for first, end in self._spans:
             if (first < at_out + size_out and at_out < end) or (first < at_lse + size_lse and at_lse < end):

@@ -1,18 +1,18 @@
-"""kvgen bench: decode against torch's SDPA and the memory's read limit, in one run."""
+"""kvgen bench: kvgen's kernels against other libraries and the memory's read limit, in one run."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.commands import output
-from kvgen.commands.options import AsJson, read_spec
+from kvgen.commands.options import AsJson, Pins, read_spec
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kvgen.bench import Report
+    from kvgen.bench.cases import Case
 
 SpecPaths = Annotated[
     list[str] | None, typer.Argument(metavar="SPEC...", help="TOML files that describe caches.")
@@ -25,19 +25,44 @@ Pages = Annotated[
     list[str] | None,
     typer.Option("--pages", metavar="KIND", help="With --model: f32 (default), bf16, int8; several times."),
 ]
+CaseNames = Annotated[
+    list[str] | None,
+    typer.Option("--case", "-c", metavar="NAME", help="Only this case, or all of an op; several times."),
+]
+ListCases = Annotated[bool, typer.Option("--list-cases", help="Show the cases and leave.")]
 Batch = Annotated[
-    list[int] | None, typer.Option("--batch", min=1, help="Requests; several times. Default 8; a model 1, 8.")
+    list[int] | None,
+    typer.Option("--batch", min=1, help="A case of your own: requests, 8; several times. A model: 1, 8."),
 ]
 Context = Annotated[
     int | None,
     typer.Option("--context", min=1, help="Keys of each request, 4096; with --model the prompt's, 128."),
+]
+Queries = Annotated[
+    int | None,
+    typer.Option("--queries", min=1, help="Queries of each request, 1; more than 16 of them are a prefill."),
 ]
 NewTokens = Annotated[int | None, typer.Option("--max-tokens", min=2, help="With --model: new tokens, 32.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")]
 Rounds = Annotated[
     int | None, typer.Option("--rounds", min=3, help="Turns that each contender takes: 15; with --model 3.")
 ]
-
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=0.1, help="Budget of a case's samples, 8: slow contenders get fewer."),
+]
+PeerNames = Annotated[
+    list[str] | None,
+    typer.Option("--peers", metavar="NAME", help="Only these other libraries (commas, or all); see --list-peers."),
+]
+NoPeers = Annotated[bool, typer.Option("--no-peers", help="kvgen and the read limit only.")]
+ListPeers = Annotated[bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and leave.")]
+Compare = Annotated[
+    str | None, typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json.")
+]
+Plot = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE.svg|png", help="Draw GB/s against the read limit.")
+]
 GpuCheck = Annotated[
     str | None,
     typer.Option(
@@ -46,30 +71,57 @@ GpuCheck = Annotated[
         help="Run the prepared check of a GPU in DIR instead: minutes, no compiler.",
     ),
 ]
+Overhead = Annotated[
+    bool,
+    typer.Option("--overhead", help="Time what a call costs beside its memory instead, from Python and C."),
+]
 
 
 def run(
     specs: SpecPaths = None,
-    model: ModelName = None,
-    gpu_check: GpuCheck = None,
-    pages: Pages = None,
+    case: CaseNames = None,
+    list_cases: ListCases = False,
     batch: Batch = None,
     context: Context = None,
-    new_tokens: NewTokens = None,
+    queries: Queries = None,
     threads: Threads = None,
     rounds: Rounds = None,
+    seconds: Seconds = None,
+    peers: PeerNames = None,
+    no_peers: NoPeers = False,
+    list_peers: ListPeers = False,
+    pin: Pins = None,
+    compare: Compare = None,
+    plot: Plot = None,
+    model: ModelName = None,
+    pages: Pages = None,
+    new_tokens: NewTokens = None,
+    gpu_check: GpuCheck = None,
+    overhead: Overhead = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time decode on this CPU against torch's SDPA and the memory's read limit.
+    """Time specs on this CPU against other libraries and the memory's read limit.
 
-    Contenders take turns in one process, on the same values, and their outputs are compared before
-    anything is timed. SDPA gets its best form: contiguous K and V, query heads folded into rows.
+    Contenders take turns in one process, on the same values and on memory that no cache still holds. Outputs
+    are checked before anything is timed, and samples in which a thread waited for a core do not count.
+
+    --json prints one document; --json FILE.json writes it there and prints the tables. --compare reads one.
 
     With --model: decoded tokens a second of the whole model, against transformers' eager and SDPA.
     """
+    if list_cases or list_peers:
+        from kvgen.commands import bench_lists
+
+        bench_lists.run(list_cases, list_peers, as_json=as_json)
+        return
     if gpu_check is not None:
         # Imported by name: it brings what only a machine with a GPU needs.
         importlib.import_module("kvgen.commands.gpu_check").run(gpu_check, specs or [], as_json=as_json)
+        return
+    if overhead:
+        from kvgen.commands.bench_overhead import run as run_overhead
+
+        run_overhead(specs or [], threads=threads, as_json=as_json)
         return
     if model is not None:
         if specs:
@@ -90,38 +142,45 @@ def run(
     for option, value in (("--pages", pages), ("--max-tokens", new_tokens)):
         if value:
             raise ArgumentError(f"{option}: only a model has one; give --model as well")
-    if not specs:
+    paths, file = json_file(specs or [], as_json)
+    if not paths:
         raise ArgumentError("SPEC: none given; give a TOML file, or --model")
-    loaded = [read_spec(spec) for spec in specs]
-    from kvgen.bench import bench_decode
+    cases = chosen_cases(case, batch, context, queries)
+    from kvgen.commands.bench_run import run_specs
 
-    reports = [
-        bench_decode(spec, batch=size, context=context or 4096, threads=threads, rounds=rounds or 15)
-        for spec in loaded
-        for size in batch or [8]
-    ]
-    if as_json:
-        output.print_json([report.to_json() for report in reports])
-        return
-    for report in reports:
-        _print(report)
-
-
-def _print(report: Report) -> None:
-    title = f"{report.spec}: decode {report.batch} x {report.context}, {report.threads} threads"
-    rows = [
-        (
-            row.contender,
-            f"{row.median_us:,.0f}",
-            f"{row.least_us:,.0f}",
-            f"{row.gb_per_s:.1f}",
-            f"{row.ratio:.2f}",
-        )
-        for row in report.rows
-    ]
-    columns = ("contender", "median us", "least us", "GB/s", "times kvgen's")
-    output.table(columns, rows, title=title, right=columns[1:])
-    output.line(
-        f"read limit of the same pool {report.read_limit_gb_per_s:.1f} GB/s; "
-        f"kvgen reaches {report.fraction_of_read_limit:.2f} of it"
+    run_specs(
+        [read_spec(path) for path in paths],
+        cases,
+        threads=threads,
+        rounds=rounds or 15,
+        seconds=seconds or 8.0,
+        peers=peers or [],
+        no_peers=no_peers,
+        pins=pin,
+        compare=compare,
+        plot=plot,
+        as_json=as_json and file is None,
+        file=file,
     )
+
+
+def json_file(words: Sequence[str], as_json: bool) -> tuple[list[str], str | None]:
+    """The specs among the arguments, and the file that ``--json FILE.json`` names. Specs end in .toml."""
+    files = [word for word in words if word.endswith(".json")] if as_json else []
+    if len(files) > 1:
+        raise ArgumentError(f"--json {files[0]} {files[1]}: two files; give one")
+    return [word for word in words if word not in files], files[0] if files else None
+
+
+def chosen_cases(
+    names: Sequence[str] | None, batch: Sequence[int] | None, context: int | None, queries: int | None
+) -> list[Case]:
+    """Cases by name, or one of the caller's own for each batch."""
+    from kvgen.bench import cases
+
+    own = batch or context is not None or queries is not None
+    if names and own:
+        raise ArgumentError(f"--case {names[0]}: has its own shape; leave out --batch, --context and --queries")
+    return cases.free(batch or [], context, queries) if own else cases.choose(names or [])
+
+

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen.backends.cpu import machine
+from kvgen.capture import Capture
 from kvgen.ir import PageRecord, Spec
-from kvgen.runtime.base import Launchable
 from kvgen.runtime.cache import Cache, new_cache, torch_dtype
-from kvgen.runtime.ops import CacheOps
 from kvgen.tune.bucket import Bucket
 
 POOL_LIMIT = 1 << 30
@@ -23,23 +22,6 @@ MAX_ROTATION = 64
 """Most tables that launches take in turn."""
 
 
-class _Capture(CacheOps):
-    """The ops' front-end with no kernels behind it: it keeps the values that a launch would get."""
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec, self.checked = spec, False
-        self.values: dict[str, Any] = {}
-
-    def kernel(self, op: str, variant: str = "") -> Launchable:
-        return self
-
-    def workspace(self, values: Any) -> int:
-        return 0
-
-    def launch(self, values: Any) -> None:
-        self.values = dict(values)
-
-
 class Workload:
     """The arguments of launches of one bucket, on the CPU."""
 
@@ -47,7 +29,7 @@ class Workload:
         import torch
 
         self.spec, self.record, self.bucket = spec, record, bucket
-        self._ops = _Capture(spec)
+        self._ops = Capture(spec)
         self._random = torch.Generator().manual_seed(seed)
         self.nbytes = 0
         """Bytes of the caches."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime import quick
 from tests.runtime.test_arguments import SPEC, Batch
 from tests.support.engines import library
 from tests.support.specs import make_spec
@@ -27,19 +33,129 @@ def remembered(batch: Batch) -> int:
     return len(batch.cache.calls._known)
 
 
+@pytest.fixture(params=["guarded", "keyed"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With torch's guard, and as where torch has none: by keys alone."""
+    if request.param == "keyed":
+        monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
+    return str(request.param)
+
+
+def warm(call: Callable[[], Any]) -> Any:
+    """The first call is checked, the second is found by its key, all others by the guard."""
+    call()
+    call()
+    return call()
+
+
 @pytest.mark.parametrize("op", ["decode", "prefill"])
 def test_second_call_takes_the_short_way(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     b = filled()
     first = getattr(b, op)()
     assert remembered(b) == 1
     monkeypatch.setattr(b.lib, "_attention", None)  # the long way is closed
-    again = getattr(b, op)()
-    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    for _ in range(3):
+        again = getattr(b, op)()
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_a_repeated_call_needs_no_key(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = filled()
+    rows = torch.zeros(1, 2, 16), torch.zeros(1, 2, 16), torch.tensor([3])
+    out, lse = torch.empty(2, 4, 16), torch.empty(2, 4)
+    for options in ({}, {"out": out}, {"lse": lse}, {"out": out, "lse": lse}, {"scale": 0.5}):
+        warm(functools.partial(b.decode, **options))
+    warm(lambda: b.lib.append(b.cache, *rows))
+    monkeypatch.setattr(quick, "call_key", None)
+    if way == "keyed":
+        with pytest.raises(TypeError):
+            b.decode(scale=0.5)
+        return
+    b.lib.append(b.cache, *rows)
+    b.decode(scale=0.5)  # the last of its kind
+    for options in ({"out": out}, {"lse": lse}, {"out": out, "lse": lse}):
+        b.decode(**options)
+    with pytest.raises(TypeError):
+        b.decode()  # another scale than the last
+
+
+def test_shapes_may_take_turns() -> None:
+    b, c = filled(), filled()
+    c.q, c.lens, c.table = c.q[:1] * 2, c.lens[:1], c.table[:1]
+    want = [b.decode()[0], c.decode()[0]]
+    for turn in range(6):
+        one = (b, c)[turn % 2]
+        found = b.lib.decode(one.q, b.cache, one.table, one.lens)[0]
+        assert torch.equal(found, want[turn % 2])
+    assert remembered(b) == 2
+
+
+def test_thread_counts_may_take_turns() -> None:
+    b = filled()
+    want = b.decode()[0]
+    for threads in (1, 2, 1, 2, 2):
+        assert torch.equal(b.decode(num_threads=threads)[0], want)
+    with pytest.raises(ArgumentError, match="num_threads"):
+        b.decode(num_threads=True)
+    with pytest.raises(ArgumentError, match="scale"):
+        b.decode(scale=True)
+
+
+@pytest.mark.parametrize("op", ["decode", "append"])
+def test_nothing_is_allocated_when_everything_is_given(op: str, way: str) -> None:
+    """No tensor, and no memory of Python's that grows with the call or stays after it."""
+    b = filled()
+    out, lse = torch.empty(2, 4, 16), torch.empty(2, 4)
+    need = b.lib.workspace_bytes("decode", b.q, b.cache, b.table, b.lens, num_threads=1)
+    given = {"out": out, "lse": lse, "workspace": torch.empty(need, dtype=torch.uint8), "num_threads": 1}
+    rows = torch.zeros(1, 2, 16), torch.zeros(1, 2, 16), torch.tensor([3])
+
+    def call() -> None:
+        if op == "decode":
+            b.decode(**given)
+        else:
+            b.lib.append(b.cache, *rows)
+
+    warm(call)
+    tracemalloc.start()
+    try:
+        call()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call()
+        _, peak = tracemalloc.get_traced_memory()
+        for _ in range(200):
+            call()
+        gc.collect()  # Python keeps the tuples of keys to use again, until then
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 200, "something stays after each call"
+    assert peak - before < 4096
+    seen: list[str] = []
+
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Listen():
+        torch.empty(1)
+        call()
+    assert seen == ["aten.empty.memory_format"], "the call made tensors of its own"
+
+
+def test_the_kernel_of_decode_allocates_nothing() -> None:
+    """What its shared object imports; the team of several threads is made once by OpenMP's runtime."""
+    library_of = filled().lib.kernel("decode", "single").library
+    data = library_of.path.read_bytes()
+    assert b"\0omp_get_thread_num" in data, "names of imports are not where this test looks"
+    assert not [name for name in (b"malloc", b"calloc", b"_Znwm", b"_Znam") if b"\0" + name + b"\0" in data]
 
 
 def test_values_are_looked_at_again() -> None:
     b = filled()
-    b.decode()
+    warm(b.decode)
     b.q, b.lens, b.table = b.q * 2, torch.tensor([8, 3], dtype=torch.int32), b.table.flip(0)
     found = b.decode()
     fresh = filled()
@@ -70,7 +186,7 @@ def spoil(name: str, at: Any, value: int) -> Callable[[Batch], None]:
 )
 def test_bad_values_are_refused(op: str, change: Callable[[Batch], None], message: str) -> None:
     b = filled()
-    getattr(b, op)()
+    warm(getattr(b, op))
     change(b)
     with pytest.raises(ArgumentError, match=message):
         getattr(b, op)()
@@ -115,8 +231,7 @@ def test_unread_entries_may_hold_anything() -> None:
     b = filled()
     b.lens[0] = 3  # one page of two
     b.table[0, 1] = 2**31 - 1
-    b.decode()
-    b.decode()
+    warm(b.decode)
     assert remembered(b) == 1
 
 
@@ -126,8 +241,7 @@ def test_pages_left_of_a_window_may_hold_anything() -> None:
     b.lib = library("portable", spec)
     b.cache = b.lib.new_cache(6)
     b.table[1, 0] = 99
-    for _ in range(2):
-        b.decode()
+    warm(b.decode)
     b.table[1, 1] = 99
     with pytest.raises(ArgumentError, match=r"page_table\[1, 1\] = 99"):
         b.decode()
@@ -137,7 +251,7 @@ def test_outputs_given() -> None:
     b = filled()
     out, lse = torch.empty(2, 4, 16), torch.empty(2, 4)
     want = b.decode()
-    for _ in range(2):
+    for _ in range(3):
         found = b.decode(out=out.fill_(torch.nan), lse=lse.fill_(torch.nan))
         assert found[0] is out and found[1] is lse
         assert torch.equal(out, want[0]) and torch.equal(lse, want[1])
@@ -152,8 +266,7 @@ def test_outputs_given() -> None:
 def test_outputs_cut_short_or_off_their_boundary(name: str) -> None:
     b = filled()
     right = {"out": torch.empty(2, 4, 16), "lse": torch.empty(2, 4)}
-    for _ in range(2):
-        b.decode(**right)
+    warm(lambda: b.decode(**right))
     place, size = right[name], right[name].nbytes
     odd = torch.frombuffer(bytearray(size + 4), dtype=torch.float32, offset=1, count=size // 4)
     with pytest.raises(ArgumentError, match=f"{name}: starts at an address that is no multiple of 4"):
@@ -188,7 +301,7 @@ def functional_view(t: torch.Tensor) -> torch.Tensor:
 )
 def test_memory_that_is_not_there(op: str, name: str, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
     b = filled()
-    getattr(b, op)()
+    warm(getattr(b, op))
     before = [plane.clone() for plane in b.cache.planes.values()]
     setattr(b, name, form(getattr(b, name)))
     with pytest.raises(ArgumentError, match=r"without memory|stands for another"):
@@ -201,7 +314,7 @@ def test_memory_that_is_not_there(op: str, name: str, form: Callable[[torch.Tens
 def test_outputs_that_are_not_there(name: str, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
     b = filled()
     right = {"out": torch.empty(2, 4, 16), "lse": torch.empty(2, 4)}
-    b.decode(**right)
+    warm(lambda: b.decode(**right))
     with pytest.raises(ArgumentError, match=r"without memory|stands for another"):
         b.decode(**right | {name: form(right[name])})
 
@@ -210,7 +323,7 @@ def test_workspace_given() -> None:
     b = filled()
     want = b.decode(num_threads=1)
     need = b.lib.workspace_bytes("decode", b.q, b.cache, b.table, b.lens, num_threads=1)
-    found = b.decode(num_threads=1, workspace=torch.empty(need, dtype=torch.uint8))
+    found = warm(lambda: b.decode(num_threads=1, workspace=torch.empty(need, dtype=torch.uint8)))
     assert torch.equal(found[0], want[0])
     with pytest.raises(ArgumentError, match=f"workspace: .*{need}"):
         b.decode(num_threads=1, workspace=torch.empty(need - 1, dtype=torch.uint8))
@@ -220,15 +333,14 @@ def test_workspace_given() -> None:
 def test_scale_is_part_of_what_was_seen(scale: float | None) -> None:
     b = filled()
     b.decode()
-    b.decode(scale=2.0)
+    warm(lambda: b.decode(scale=2.0))
     fresh = filled()
     assert torch.equal(b.decode(scale=scale)[0], fresh.decode(scale=scale)[0])
 
 
 def test_views_that_only_look_alike() -> None:
     b = filled()
-    want = b.decode()[0]
-    b.decode()
+    want = warm(b.decode)[0]
     b.q = torch._neg_view(b.q)
     with pytest.raises(ArgumentError, match="lazily negated"):
         b.decode()
@@ -241,16 +353,14 @@ def test_views_that_only_look_alike() -> None:
 
 def test_two_libraries_of_one_spec_share_a_cache() -> None:
     b = filled()
-    b.decode()
+    warm(b.decode)
     other = library("avx2", SPEC)
-    found = other.decode(b.q, b.cache, b.table, b.lens)
+    found = warm(lambda: other.decode(b.q, b.cache, b.table, b.lens))
     assert remembered(b) == 2
     torch.testing.assert_close(found[0], b.decode()[0], rtol=1e-5, atol=1e-5)
 
 
 def test_forgets_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvgen.runtime import quick
-
     monkeypatch.setattr(quick, "LIMIT", 3)
     b = filled()
     for scale in (0.1, 0.2, 0.3, 0.4):

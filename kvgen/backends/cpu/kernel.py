@@ -38,6 +38,8 @@ class CpuKernel:
         self.fields = loader.ArgStruct([(arg.name, arg.kind) for arg in described.args])
         self._run = library.function(described.entry, self.fields)
         address = library.address(f"{described.entry}_query") if described.op in WITH_QUERY else 0
+        self.addresses = self._run.address, address
+        """Of the entry and of its query (0 where there is none), for callers in C."""
         # The query reads the same struct; it runs for a microsecond, so it may keep the interpreter's lock.
         self._query = _QUERY(address) if address else None
         self._names = tuple((arg.name, arg.kind == "ptr") for arg in described.args)
@@ -46,7 +48,7 @@ class CpuKernel:
         """Bytes of workspace that a launch with these values needs."""
         if self._query is None:
             return 0
-        return int(self._query(self.fields.pack(*self._pack(values)), -1, 0))
+        return int(self._query(self.struct(values), -1, 0))
 
     def launch(self, values: Mapping[str, Any]) -> None:
         """Run with values by ABI name."""
@@ -57,10 +59,14 @@ class CpuKernel:
 
         A name that this kernel does not take gets a place behind its arguments.
         """
-        packed = self.fields.pack(*self._pack({**values, **dict.fromkeys(names, 0)}))
+        packed = self.struct({**values, **dict.fromkeys(names, 0)})
         fields = self.fields.names
         at = tuple(fields.index(name) if name in fields else len(fields) for name in names)
         return CpuCall(packed + bytes(8), at, self._run.address, self._query)
+
+    def struct(self, values: Mapping[str, Any]) -> bytes:
+        """What a launch with these values gets a pointer to."""
+        return self.fields.pack(*self._pack(values))
 
     def _pack(self, values: Mapping[str, Any]) -> list[Any]:
         packed = []

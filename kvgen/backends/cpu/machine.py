@@ -171,14 +171,17 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
+# The dict behind ``os.environ``: a miss there raises and catches inside, 0.7 us on the path of every call.
+_environment = getattr(os.environb, "_data", os.environb)
+
+
 def _wanted_threads(requested: int | None) -> int:
     want = f"must be a whole number from 1 to {MAX_THREADS}"
     if requested is not None:
         if isinstance(requested, bool) or not isinstance(requested, int) or not 0 < requested <= MAX_THREADS:
             raise ArgumentError(f"num_threads = {brief(requested)}: {want}")
         return requested
-    # The bytes of the environment: a third of the time of ``os.environ``, on the path of every call.
-    raw = os.environb.get(b"KVGEN_NUM_THREADS")
+    raw = _environment.get(b"KVGEN_NUM_THREADS")
     value = raw.decode(errors="replace").strip() if raw else ""
     if not value:
         return _default_threads()
