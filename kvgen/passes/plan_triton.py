@@ -39,7 +39,7 @@ def plan_triton(
     if op in ("decode", "prefill") and spec.cache.page_size == 1:
         # The only token of a page stands at its start.
         strides = tuple(c for c in strides if not c.name.endswith("_STRIDE_TOK"))
-    if "codec" in answers and answers["codec"].v_words:
+    if "codec" in answers and answers["codec"].v.word > 1:
         strides = tuple(
             replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith("V_STRIDE") else c
             for c in strides

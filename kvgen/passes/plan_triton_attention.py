@@ -15,11 +15,13 @@ from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.passes.address import Address
 from kvgen.passes.lower import fold_site
-from kvgen.passes.plan_triton_codec import INT8_WIDTH, Codec, codec_for, word_address, word_plane
+from kvgen.passes.plan_triton_codec import Codec, codec_for
 from kvgen.passes.plan_triton_mask import Mask, mask_for, segments
 from kvgen.passes.plan_triton_pages import View, lookup_for
-from kvgen.passes.plan_triton_parts import MIN_WIDTH, Entry, params, scalar, split_d
+from kvgen.passes.plan_triton_parts import Entry, aligned, params, scalar, split_d
+from kvgen.passes.plan_triton_tiles import outputs, side
 from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text, widen_text
+from kvgen.passes.plan_triton_words import word_address, word_plane
 
 DECODE_ROWS = 8
 """Longest query that decode is meant for (longer ones run, in more row tiles)."""
@@ -41,25 +43,27 @@ def attention_answers(
     tile, rows = schedule.int("tile"), row_tile(op, spec, schedule, ragged)
     lookup, mask = lookup_for(spec.cache.page_size, tile, target), mask_for(spec, ragged=ragged)
     codec = codec_for(spec, target, record.plane("v"))
-    if codec.v_words:
+    if codec.v.word > 1:
         words = word_plane(record.plane("v"))
         assert words is not None
         addresses["v"] = word_address(words)
-    k_parts = split_d(att.head_dim, INT8_WIDTH if codec.digits else MIN_WIDTH)
-    v_parts = split_d(att.v_head_dim, INT8_WIDTH if codec.v_words else MIN_WIDTH)
-    qk, pv = qk_dot(spec, target), pv_dot(spec, target)
-    parts = {"k": k_parts, "v": v_parts}
+    qk, pv = qk_dot(spec, target, codec), pv_dot(spec, target, codec)
+    k_side = side(spec, "k", att.head_dim, codec.k, int8=qk.compute == "int8")
+    v_side = side(spec, "v", att.v_head_dim, codec.v, int8=False)
+    parts = {"k": k_side.parts, "v": v_side.parts}
+    multiple = _multiples(spec, record, codec)
     views = {
         plane.name: View(
             plane.name,
             addresses[plane.name],
             lookup,
             parts.get(plane.name, ()),
-            len(codec.lanes) if plane.name == "v" else 1,
+            codec.v.word if plane.name == "v" else 1,
+            multiple[plane.name] if codec.ptx else 0,
         )
         for plane in record.planes
     }
-    fold = {side: fold_site(spec, side) for side in ("k", "v")}
+    fold = {name: fold_site(spec, name) for name in ("k", "v")}
     folded = not ragged and att.group <= 8 and bool(schedule["fold_rows"])
     answers: dict[str, Any] = {
         "ragged": ragged,
@@ -71,20 +75,24 @@ def attention_answers(
         "mask": mask,
         "segments": segments(mask),
         "views": views,
-        "k_parts": k_parts,
-        "v_parts": v_parts,
+        "k_side": k_side,
+        "v_side": v_side,
+        "outs": outputs(v_side, codec.v),
+        "d_parts": split_d(att.v_head_dim),
         "codec": codec,
+        "widens": any(view.widens for view in views.values()),
         "v_strides": [t.stride_name for t in addresses["v"].terms if t.stride is None]
-        if codec.v_words
+        if codec.v.word > 1
         else [],
         "qk": qk,
         "pv": pv,
         "k_fold": fold["k"],
         "v_fold": fold["v"],
-        # Weights times V's scale can leave f16's range: they are kept in units of the largest scale so far.
+        # Weights times V's scale can leave f16's range: they are counted in units of the largest scale.
         "v_unit": fold["v"].site == "weight_column" and pv.compute == "f16",
-        # Codes are always finite, and a scale that is not is masked with its weight.
-        "wild": bool(mask.by_row) and not spec.cache.v.fmt.scaled,
+        # Codes are finite unless e4m3 has its scales given; a scale that is not finite is masked with its
+        # weight.
+        "wild": bool(mask.by_row) and (not spec.cache.v.fmt.scaled or _nan_codes(spec)),
         "sum_late": op == "decode",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
@@ -92,15 +100,18 @@ def attention_answers(
         "row_tiles": 1 if ragged else -(-att.group // rows),
         "live": _live(att.group, ragged, rows),
         "to_out": partial(store_text, dtype=att.q_dtype, target=target),
-        "v_widen": widen_text(spec.cache.v.fmt.storage, "f32", target),
+        "rescues_e4m3": bool(mask.by_row) and _nan_codes(spec),
+        "v_widen": "e4m3_to_f16({}).to(tl.float32)"
+        if _nan_codes(spec)
+        else widen_text(spec.cache.v.fmt.storage, "f32", target),
         "out_widen": widen_text(att.q_dtype, "f32", target),
         "stored_f32": partial(store_text, dtype="f32", target=target),
         "summary": _summary(spec, op, ragged),
         "kernels": _entries(op, args, schedule, ragged, codec),
     }
     constants = []
-    if codec.digits:
-        constants.append(Constant("DIGIT", codec.digits, "low digits per high digit of q"))
+    if codec.q == "digits":
+        constants.append(Constant("DIGIT", codec.digit, "low digits per high digit of q"))
     constants += [
         Constant("GROUP", att.group, "query heads that share one KV head"),
         Constant("ROWS", rows, "query rows of a tile: (token, head of the group) packed"),
@@ -133,6 +144,19 @@ def attention_answers(
         Fact(f"weights.v is computed in {pv.compute} {pv.precision}".rstrip(), f"V {spec.cache.v.format}"),
     )
     return answers, tuple(constants), facts
+
+
+def _multiples(spec: Spec, record: PageRecord, codec: Codec) -> dict[str, int]:
+    """What each plane's page stride is promised to be a multiple of, in loaded elements."""
+    promised = aligned(spec, record)
+    found = {p.name: 16 if f"{p.name}_stride_page" in promised else 1 for p in record.planes}
+    return found | ({"v": max(1, found["v"] // 2)} if codec.v.word > 1 else {})
+
+
+def _nan_codes(spec: Spec) -> bool:
+    """Whether a code of V may stand for NaN."""
+    v = spec.cache.v
+    return v.format == "e4m3" and v.static_scale
 
 
 def _merge_ranges(spec: Spec, mask: Mask, ragged: bool) -> dict[str, str]:
@@ -199,9 +223,11 @@ def _entries(
     op: str, args: tuple[Arg, ...], schedule: Schedule, ragged: bool, codec: Codec
 ) -> tuple[Entry, ...]:
     """The kernels of the module: prefill, or decode's split and merge."""
-    kinds = {"workspace": "*fp32"} | ({"v": "*i16"} if codec.v_words else {})
+    kinds = {"workspace": "*fp32"} | ({"v": "*i16"} if codec.v.word > 1 else {})
+    # A page of 2**31 elements does not exist, and 32-bit strides multiply ids faster; a launch checks them.
+    kinds |= {arg.name: "i32" for arg in args if arg.name.endswith("_stride_page")}
     docs = {"workspace": "f32: states of the splits, T x q_heads x splits x SPLIT_ROW"}
-    docs |= {"v": "int8 as int16 words: v plane"} if codec.v_words else {}
+    docs |= {"v": "bytes as int16 words: v plane"} if codec.v.word > 1 else {}
     every = tuple(
         replace(p, kind=kinds.get(p.value, p.kind), doc=docs.get(p.value, p.doc)) for p in params(args)
     )

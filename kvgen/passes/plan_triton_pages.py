@@ -4,7 +4,9 @@ Three ways, decided by the page size and the tile:
 
 ``pages``  several whole pages make a tile. The pointers of one page's interior do not change from tile to
            tile; a tile is page ids times the page stride, added to them and reshaped [N, P, D] -> [T, D]
-           before the load. This costs a third of the integer instructions of one address per token.
+           before the load. This costs a third of the integer instructions of one address per token. On NVIDIA
+           a page id times a 32-bit stride is one widening multiplication (``page_offset``), where the 64-bit
+           product that LLVM makes of it takes four.
 ``page``   the tile lies inside one page: one id, and a scalar step to the tile's first token. Address
            terms of tok separate there, because the tile starts on a multiple of itself and everything is
            a power of two: at(first + t) = at(first) + at(t), split axes included.
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 
 from kvgen.ir import Target
 from kvgen.passes.address import Address
+from kvgen.passes.integers import evaluate
 from kvgen.passes.plan_triton_parts import DPart
 
 
@@ -67,12 +70,20 @@ class View:
     lookup: Lookup
     parts: tuple[DPart, ...]
     """d-parts of a data plane; empty for scales."""
-    lanes: int = 1
-    """Elements of one loaded word: 2 where int8 is loaded as pairs."""
+    word: int = 1
+    """Stored elements of one loaded element: 2 where bytes are loaded as pairs."""
+    multiple: int = 0
+    """What the page stride is a multiple of, in elements, where ids are multiplied by ``page_offset``; 0
+    where they are not."""
 
     def d(self, part: DPart) -> str:
         """Name of the element (or word) indices of a part."""
-        return f"{self.name}_{'w' if self.lanes > 1 else 'd'}{part.tag}_D"
+        return f"{self.name}_{'w' if self.word > 1 else 'd'}{part.tag}_D"
+
+    @property
+    def widens(self) -> bool:
+        """Whether page ids become offsets through ``page_offset``."""
+        return self.multiple > 0 and self.lookup.kind != "page"
 
     def setup(self) -> tuple[str, ...]:
         """Loop-invariant pointers."""
@@ -85,21 +96,26 @@ class View:
     def locate(self) -> str:
         """Where the tile's pages (or rows) start, in elements, 64-bit."""
         page = self.address.triton(page=self.lookup.ids)
+        if self.widens:
+            (term,) = self.address.of("page")
+            page = f"page_offset({self.lookup.ids}, {term.stride_name}, {self.multiple})"
         tok = {"pages": "", "page": f"(tile % {self.lookup.page})", "flat": self._slot()}[self.lookup.kind]
         if self.lookup.kind == "page" and self.lookup.page_size == self.lookup.tile:
             tok = ""  # the tile is the page
         return f"{self._at} = {self._sum(page, self.address.triton(tok=tok) if tok else '0')}"
 
-    def pointer(self, tag: str = "") -> str:
-        """Pointers of a tile: [TILE, width] for data, [TILE] for scales."""
+    def scale(self, element: int) -> str:
+        """Pointers [TILE] to the scales of a tile, of the block of d that holds ``element``."""
+        fixed = self._fixed("") + block_step(self.address, element)
+        if self.lookup.kind != "pages":
+            return f"{fixed} + {self._at}"
+        fixed = f"({fixed})" if " " in fixed else fixed
+        return f"tl.reshape({fixed}[None, :] + {self._at}[:, None], [TILE])"
+
+    def pointer(self, tag: str) -> str:
+        """Pointers [TILE, width] of a tile of data."""
         fixed, kind = self._fixed(tag), self.lookup.kind
-        if not self.parts:
-            return (
-                f"tl.reshape({fixed}[None, :] + {self._at}[:, None], [TILE])"
-                if kind == "pages"
-                else f"{fixed} + {self._at}"
-            )
-        width = next(p.width for p in self.parts if p.tag == tag) // self.lanes
+        width = next(p.width for p in self.parts if p.tag == tag) // self.word
         if kind == "pages":
             return f"tl.reshape({fixed}[None, :, :] + {self._at}[:, None, None], [TILE, {width}])"
         return f"{fixed} + {self._at}" if kind == "page" else f"{fixed}[None, :] + {self._at}[:, None]"
@@ -129,6 +145,15 @@ class View:
     @staticmethod
     def _sum(*terms: str) -> str:
         return " + ".join(term for term in terms if term != "0") or "0"
+
+
+def block_step(scales: Address, element: int) -> str:
+    """Text from a row's first scale to that of the block of d with ``element``; empty for the first."""
+    text = ""
+    for term in scales.of("d"):
+        if step := int(evaluate(term.index, {"d": element})):
+            text += f" + {step}" + (f" * {term.stride_name}" if term.stride != 1 else "")
+    return text
 
 
 def lookup_for(page_size: int, tile: int, target: Target) -> Lookup:

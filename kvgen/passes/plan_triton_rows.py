@@ -10,30 +10,48 @@ from typing import Any
 from kvgen.ir import PageRecord, Plane, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
-from kvgen.passes.lower import fold_site
+from kvgen.passes.lower import fold_site, lower_addresses
+from kvgen.passes.plan_triton_codec import Reader, row_codec
+from kvgen.passes.plan_triton_pages import block_step
 from kvgen.passes.plan_triton_parts import Entry, params, split_d
+from kvgen.passes.plan_triton_tiles import Lane, Tile, side
 from kvgen.passes.plan_triton_types import needs_casts, store_text, widen_text
 
 Answers = tuple[dict[str, Any], tuple[Constant, ...], tuple[Fact, ...]]
 
 
 @dataclass(frozen=True)
-class Side:
+class RowSide:
     """How K or V is written or read, row by row."""
 
     name: str
     """``k`` or ``v``."""
-    parts: tuple[Any, ...]
-    size: int
-    """Elements of a row."""
-    storage: str
+    tiles: tuple[Tile, ...]
+    blocks: tuple[RowBlock, ...]
+    """What shares a scale: blocks of d, or the whole row."""
+    format: str
     scaled: bool
     static: bool
     """Whether the scale is given (per head or for all) rather than computed per row."""
     per_head: bool
-    qmax: int
     verbatim: bool
     """Whether an append stores its input as it is."""
+    reader: Reader
+
+    @property
+    def qmax(self) -> str:
+        """Name of the constant that holds its largest code."""
+        return f"{self.name.upper()}_QMAX"
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Elements of a row that share a scale."""
+
+    tag: str
+    lanes: tuple[Lane, ...]
+    step: str
+    """Text from the row's first scale to its own."""
 
 
 @dataclass(frozen=True)
@@ -68,47 +86,60 @@ def row_answers(
     return {**answers, "kernels": (entry,)}, constants, facts
 
 
-def _sides(spec: Spec, variant: str) -> tuple[Side, ...]:
+def _sides(spec: Spec, record: PageRecord, variant: str) -> tuple[RowSide, ...]:
+    codec, addresses = row_codec(spec), lower_addresses(spec, record)
     sides = []
     for name, size in (("k", spec.attention.head_dim), ("v", spec.attention.v_head_dim)):
-        quant = spec.cache.quant(name)
+        quant, reader = spec.cache.quant(name), codec.k if name == "k" else codec.v
+        found = side(spec, name, size, reader, int8=False)
+        block, scales = quant.d_block or 0, addresses.get(f"{name}_scale")
         sides.append(
-            Side(
+            RowSide(
                 name=name,
-                parts=split_d(size),
-                size=size,
-                storage=quant.fmt.storage,
+                tiles=found.tiles,
+                blocks=tuple(
+                    RowBlock(
+                        tag,
+                        tuple(lane for _, lane in found.of_block(tag)),
+                        block_step(scales, i * block) if scales else "",
+                    )
+                    for i, tag in enumerate(found.blocks)
+                ),
+                format=quant.format,
                 scaled=quant.fmt.scaled,
                 static=quant.static_scale,
                 per_head=fold_site(spec, name).per_head,
-                qmax=quant.fmt.qmax or 0,
                 verbatim=quant.fmt.storage == variant,
+                reader=reader,
             )
         )
     return tuple(sides)
 
 
 def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
-    sides = _sides(spec, variant)
+    sides = _sides(spec, record, variant)
     constants = [
         Constant("KV_HEADS", spec.attention.kv_heads, "KV heads"),
         Constant("PAGE", spec.cache.page_size, "tokens of a page"),
         Constant("ROWS", schedule.int("rows"), "rows (token, KV head) of a program"),
     ]
-    qmax = {side.qmax for side in sides if side.scaled}
-    if qmax:
-        constants.append(Constant("QMAX", qmax.pop(), "largest code"))
-    if any(side.scaled and not side.static for side in sides):
+    constants += [
+        Constant(s.qmax, float(spec.cache.quant(s.name).fmt.qmax or 0), f"largest code of {s.name.upper()}")
+        for s in sides
+        if s.scaled and not (s.static and s.format == "e4m3")
+    ]
+    if any(s.scaled and not s.static for s in sides):
         constants.append(
             Constant("ZERO_AMAX", ZERO_BLOCK_AMAX, "2**-100: a row below this is stored as zeros")
         )
-    casts = needs_casts(target, *(t for s in sides if not s.verbatim for t in (s.storage, variant)))
+    casts = needs_casts(target, *(t for s in sides if not s.verbatim for t in (s.format, variant)))
     answers = {
         "sides": sides,
         "bf16_casts_used": casts,
         "widen": widen_text(variant, "f32", target),
-        "quantising": any(side.scaled for side in sides),
-        "stored": {s.name: partial(store_text, dtype=s.storage, target=target) for s in sides},
+        "quantising": any(s.scaled for s in sides),
+        "formats": {s.format for s in sides},
+        "stored": {s.name: partial(store_text, dtype=s.format, target=target) for s in sides},
     }
     return (
         answers,
@@ -136,17 +167,24 @@ def _merge(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, v
 
 
 def _gather(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
-    sides = _sides(spec, variant)
+    sides = _sides(spec, record, variant)
     constants = (
         Constant("PAGE", spec.cache.page_size, "tokens of a page"),
         Constant("TILE", schedule.int("tile"), "tokens of a program"),
     )
     answers = {
         "sides": sides,
+        "codec": row_codec(spec),
+        "rescues_e4m3": False,
+        "widens": False,
+        "wild": False,
         "bf16_casts_used": needs_casts(
-            target, *(t for s in sides if not s.verbatim for t in (s.storage, variant))
+            target, *(t for s in sides if not s.verbatim for t in (s.format, variant))
         ),
-        "widen": {s.name: "{}" if s.verbatim else widen_text(s.storage, "f32", target) for s in sides},
+        "widen": {
+            s.name: "{}" if s.verbatim else widen_text(s.reader.kind or s.format, "f32", target)
+            for s in sides
+        },
         "to_out": partial(store_text, dtype=variant, target=target),
     }
     return answers, constants, ()

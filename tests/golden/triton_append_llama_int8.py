@@ -12,7 +12,8 @@ import triton.language as tl
 KV_HEADS = tl.constexpr(8)  # KV heads
 PAGE = tl.constexpr(16)  # tokens of a page
 ROWS = tl.constexpr(16)  # rows (token, KV head) of a program
-QMAX = tl.constexpr(127)  # largest code
+K_QMAX = tl.constexpr(127.0)  # largest code of K
+V_QMAX = tl.constexpr(127.0)  # largest code of V
 ZERO_AMAX = tl.constexpr(7.888609052210118e-31)  # 2**-100: a row below this is stored as zeros
 K_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head index to the next
 K_STRIDE_TOK = tl.constexpr(128)  # elements from one tok index to the next
@@ -23,9 +24,9 @@ V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the ne
 
 
 @triton.jit
-def to_code(x):
-    """f32 -> the nearest code, ties to even, saturated."""
-    x = tl.minimum(tl.maximum(x, -QMAX * 1.0), QMAX * 1.0)
+def to_code(x, QMAX: tl.constexpr):
+    """f32 -> the nearest code of -QMAX to QMAX, ties to even, saturated."""
+    x = tl.minimum(tl.maximum(x, -QMAX), QMAX)
     # 1.5 * 2**23: the sum keeps integers only and rounds to nearest even, exactly as rint does.
     return ((x + 12582912.0) - 12582912.0).to(tl.int8)
 
@@ -68,13 +69,14 @@ def append(
     k_amax_R = k_bits_R.to(tl.float32, bitcast=True)
     k_kept_R = (k_amax_R >= ZERO_AMAX) & (k_bits_R < 0x7F800000)
     # IEEE divisions: the bytes are the same on every machine.
-    k_step_R = tl.div_rn(tl.where(k_kept_R, k_amax_R, 1.0), QMAX * 1.0)
+    k_step_R = tl.div_rn(tl.where(k_kept_R, k_amax_R, 1.0), K_QMAX)
     k_inv_R = tl.div_rn(1.0, k_step_R)
     k_RD = tl.where(k_kept_R[:, None], k_RD, 0.0) * k_inv_R[:, None]
     # A row with NaN or inf reads back as NaN and spoils no other.
+    k_scale_R = k_scale_ptr + page_R.to(tl.int64) * k_scale_stride_page + head_R * K_SCALE_STRIDE_HEAD + tok_R
     k_step_R = tl.where(k_bad_R, float("nan"), tl.where(k_kept_R, k_step_R, 0.0))
-    tl.store(k_scale_ptr + page_R.to(tl.int64) * k_scale_stride_page + head_R * K_SCALE_STRIDE_HEAD + tok_R, k_step_R, mask=live_R)
-    tl.store(k_row_R[:, None] + k_d_D[None, :], to_code(k_RD), mask=k_mask)
+    tl.store(k_scale_R, k_step_R, mask=live_R)
+    tl.store(k_row_R[:, None] + k_d_D[None, :], to_code(k_RD, K_QMAX), mask=k_mask)
 
     v_new_R = v_new_ptr + token_R * v_new_stride_tok + head_R * v_new_stride_head
     v_row_R = v_ptr + page_R.to(tl.int64) * v_stride_page + head_R * V_STRIDE_HEAD + tok_R * V_STRIDE_TOK
@@ -87,10 +89,11 @@ def append(
     v_amax_R = v_bits_R.to(tl.float32, bitcast=True)
     v_kept_R = (v_amax_R >= ZERO_AMAX) & (v_bits_R < 0x7F800000)
     # IEEE divisions: the bytes are the same on every machine.
-    v_step_R = tl.div_rn(tl.where(v_kept_R, v_amax_R, 1.0), QMAX * 1.0)
+    v_step_R = tl.div_rn(tl.where(v_kept_R, v_amax_R, 1.0), V_QMAX)
     v_inv_R = tl.div_rn(1.0, v_step_R)
     v_RD = tl.where(v_kept_R[:, None], v_RD, 0.0) * v_inv_R[:, None]
     # A row with NaN or inf reads back as NaN and spoils no other.
+    v_scale_R = v_scale_ptr + page_R.to(tl.int64) * v_scale_stride_page + head_R * V_SCALE_STRIDE_HEAD + tok_R
     v_step_R = tl.where(v_bad_R, float("nan"), tl.where(v_kept_R, v_step_R, 0.0))
-    tl.store(v_scale_ptr + page_R.to(tl.int64) * v_scale_stride_page + head_R * V_SCALE_STRIDE_HEAD + tok_R, v_step_R, mask=live_R)
-    tl.store(v_row_R[:, None] + v_d_D[None, :], to_code(v_RD), mask=v_mask)
+    tl.store(v_scale_R, v_step_R, mask=live_R)
+    tl.store(v_row_R[:, None] + v_d_D[None, :], to_code(v_RD, V_QMAX), mask=v_mask)

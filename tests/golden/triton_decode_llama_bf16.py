@@ -29,14 +29,23 @@ V_STRIDE_TOK = tl.constexpr(128)  # elements from one tok index to the next
 
 
 @triton.jit
+def page_offset(ids, stride, MULTIPLE: tl.constexpr):
+    """ids * stride in 64 bits: one instruction. ``stride`` is a multiple of MULTIPLE."""
+    offset = tl.inline_asm_elementwise(
+        "mul.wide.u32 $0, $1, $2;", "=l,r,r", [ids, stride], dtype=tl.int64, is_pure=True, pack=1
+    )
+    return tl.multiple_of(offset, [MULTIPLE])
+
+
+@triton.jit
 def decode_split(
     q_ptr,  # bf16: queries, T x q_heads x head_dim
     q_stride_tok: tl.int64,  # elements
     q_stride_head: tl.int64,  # elements
     k_ptr,  # bf16: k plane
-    k_stride_page: tl.int64,  # elements
+    k_stride_page: tl.int32,  # elements
     v_ptr,  # bf16: v plane
-    v_stride_page: tl.int64,  # elements
+    v_stride_page: tl.int32,  # elements
     page_table_ptr,  # i32: page ids, B x P
     table_stride: tl.int64,  # elements from one request's row to the next
     kv_lens_ptr,  # i32: keys of each request, B
@@ -78,56 +87,53 @@ def decode_split(
     m_H = tl.full([8], float("-inf"), tl.float32)
     l_HT = tl.zeros([8, TILE], tl.float32)
     acc_MD = tl.zeros([ROWS, 128], tl.float32)
-    column = kv_lo // PAGE + page_N
-    ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
 
     # Full tiles, seen by every row: no masks.
+    column = body_lo // PAGE + page_N
+    ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
     for tile in tl.range(body_lo, body_hi, TILE):
         ids_N = ids_N_ahead
-        column = (tile + TILE) // PAGE + page_N
-        ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
-        k_at_N = ids_N.to(tl.int64) * k_stride_page
+        next_tile = tl.minimum(tile + TILE, body_hi - TILE)  # at the end, the last one again
+        ids_N_ahead = tl.load(table_row + next_tile // PAGE + page_N)
+        k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]))
         s_MT = tl.dot(q_MD, tl.trans(k_TD))
         s_HT = tl.sum(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 are zero
         # The scale is applied after the maximum: one multiply-add an element.
         m_next = tl.maximum(m_H, tl.max(s_HT, 1) * score_scale)
-        # A row without a key so far has m = -inf, and -inf - -inf is NaN: subtract 0 there.
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_HT = tl.exp2(s_HT * score_scale - m_safe[:, None])
-        alpha_H = tl.exp2(m_H - m_safe)
+        # A row without a key so far has -inf, and -inf - -inf is NaN: subtract 0 there.
+        safe = tl.where(m_next == float("-inf"), 0.0, m_next)
+        p_HT = tl.exp2(s_HT * score_scale - safe[:, None])
+        alpha_H = tl.exp2(m_H - safe)
         m_H = m_next
         l_HT = l_HT * alpha_H[:, None] + p_HT
-        v_at_N = ids_N.to(tl.int64) * v_stride_page
+        v_at_N = page_offset(ids_N, v_stride_page, 16)
         v_TD = tl.load(tl.reshape(v_page_PD[None, :, :] + v_at_N[:, None, None], [TILE, 128]))
-        p_MT = tl.reshape(tl.broadcast_to(p_HT[None, :, :], [2, 8, TILE]), [ROWS, TILE])
         alpha_M = tl.reshape(tl.broadcast_to(alpha_H[None, :], [2, 8]), [ROWS])
-        w_MT = p_MT.to(tl.bfloat16)
+        w_MT = tl.reshape(tl.broadcast_to(p_HT[None, :, :], [2, 8, TILE]), [ROWS, TILE]).to(tl.bfloat16)
         acc_MD = tl.dot(w_MT, v_TD, acc_MD * alpha_M[:, None])
 
     # The last tiles: past the end of the keys, or not seen by every row.
     for tile in tl.range(body_hi, kv_hi, TILE, num_stages=1):
-        ids_N = ids_N_ahead
-        column = (tile + TILE) // PAGE + page_N
-        ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
+        column = tile // PAGE + page_N
+        ids_N = tl.load(table_row + column, mask=column < table_end, other=0)
         key_T = tile + tok_T
         seen_T = key_T < kv_hi
-        k_at_N = ids_N.to(tl.int64) * k_stride_page
+        k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]), mask=seen_T[:, None], other=0)
         s_MT = tl.dot(q_MD, tl.trans(k_TD))
         s_HT = tl.sum(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 are zero
         s_HT = tl.where(seen_T[None, :], s_HT, float("-inf"))
         m_next = tl.maximum(m_H, tl.max(s_HT, 1) * score_scale)
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_HT = tl.exp2(s_HT * score_scale - m_safe[:, None])
-        alpha_H = tl.exp2(m_H - m_safe)
+        safe = tl.where(m_next == float("-inf"), 0.0, m_next)
+        p_HT = tl.exp2(s_HT * score_scale - safe[:, None])
+        alpha_H = tl.exp2(m_H - safe)
         m_H = m_next
         l_HT = l_HT * alpha_H[:, None] + p_HT
-        v_at_N = ids_N.to(tl.int64) * v_stride_page
+        v_at_N = page_offset(ids_N, v_stride_page, 16)
         v_TD = tl.load(tl.reshape(v_page_PD[None, :, :] + v_at_N[:, None, None], [TILE, 128]), mask=seen_T[:, None], other=0)
-        p_MT = tl.reshape(tl.broadcast_to(p_HT[None, :, :], [2, 8, TILE]), [ROWS, TILE])
         alpha_M = tl.reshape(tl.broadcast_to(alpha_H[None, :], [2, 8]), [ROWS])
-        w_MT = p_MT.to(tl.bfloat16)
+        w_MT = tl.reshape(tl.broadcast_to(p_HT[None, :, :], [2, 8, TILE]), [ROWS, TILE]).to(tl.bfloat16)
         acc_MD = tl.dot(w_MT, v_TD, acc_MD * alpha_M[:, None])
 
     l_H = tl.sum(l_HT, 1)

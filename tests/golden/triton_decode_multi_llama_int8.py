@@ -33,6 +33,15 @@ V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the ne
 
 
 @triton.jit
+def page_offset(ids, stride, MULTIPLE: tl.constexpr):
+    """ids * stride in 64 bits: one instruction. ``stride`` is a multiple of MULTIPLE."""
+    offset = tl.inline_asm_elementwise(
+        "mul.wide.u32 $0, $1, $2;", "=l,r,r", [ids, stride], dtype=tl.int64, is_pure=True, pack=1
+    )
+    return tl.multiple_of(offset, [MULTIPLE])
+
+
+@triton.jit
 def to_digits(x):
     """f32 in [-127, 127] -> int8 high and low with x = high + low / DIGIT, each rounded to nearest."""
     # 1.5 * 2**23 + x keeps only x's integer part: a rounding without a conversion.
@@ -66,13 +75,13 @@ def decode_split(
     q_stride_head: tl.int64,  # elements
     q_starts_ptr,  # i32: first query row of each request, B+1
     k_ptr,  # int8: k plane
-    k_stride_page: tl.int64,  # elements
+    k_stride_page: tl.int32,  # elements
     k_scale_ptr,  # f32: k_scale plane
-    k_scale_stride_page: tl.int64,  # elements
-    v_ptr,  # int8 as int16 words: v plane
-    v_stride_page: tl.int64,  # elements
+    k_scale_stride_page: tl.int32,  # elements
+    v_ptr,  # bytes as int16 words: v plane
+    v_stride_page: tl.int32,  # elements
     v_scale_ptr,  # f32: v_scale plane
-    v_scale_stride_page: tl.int64,  # elements
+    v_scale_stride_page: tl.int32,  # elements
     page_table_ptr,  # i32: page ids, B x P
     table_stride: tl.int64,  # elements from one request's row to the next
     kv_lens_ptr,  # i32: keys of each request, B
@@ -114,7 +123,7 @@ def decode_split(
     tok_P = tl.arange(0, PAGE)
     k_d_D = tl.arange(0, 128)
     v_d_D = tl.arange(0, 128)
-    # V is read as int16 words of two codes; its strides, given in codes, are counted in words from here on.
+    # V is read as int16 words of two bytes; its strides, given in bytes, are counted in words from here on.
     v_w_D = tl.arange(0, 64)
     v_stride_page = v_stride_page // 2
     k_page_PD = k_ptr + head * K_STRIDE_HEAD + tok_P[:, None] * K_STRIDE_TOK + k_d_D[None, :]
@@ -124,7 +133,7 @@ def decode_split(
 
     q_row_M = q_ptr + (q_first + token_M) * q_stride_tok + head_M * q_stride_head
     q_MD = tl.load(q_row_M[:, None] + k_d_D[None, :], mask=live_M[:, None], other=0.0).to(tl.float32)
-    # Two int8 digits of q for each row. As integers, magnitudes order finite < inf < NaN.
+    # A unit for each row of q. As integers, magnitudes order finite < inf < NaN.
     q_bits_M = tl.max(q_MD.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
     q_amax_M = q_bits_M.to(tl.float32, bitcast=True)
     q_inv_M = tl.where(q_amax_M > 2.0**-100, 127.0 / q_amax_M, 0.0)
@@ -137,89 +146,87 @@ def decode_split(
     l_MT = tl.zeros([ROWS, TILE], tl.float32)
     acc_even_MD = tl.zeros([ROWS, 64], tl.float32)
     acc_odd_MD = tl.zeros([ROWS, 64], tl.float32)
-    v_unit = 2.0**-121  # below every scale that is not zero
-    column = kv_lo // PAGE + page_N
-    ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
+    # Weights are counted in a unit that keeps them, times V's scales, below 2**14, where f16 holds them: the
+    # largest scale seen, and a floor that keeps their sum finite. ref is what m would be in that unit.
+    v_unit = 2.0**-97
+    ref_M = m_M
 
     # Full tiles, seen by every row: no masks.
+    column = body_lo // PAGE + page_N
+    ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
     for tile in tl.range(body_lo, body_hi, TILE):
         ids_N = ids_N_ahead
-        column = (tile + TILE) // PAGE + page_N
-        ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
-        k_at_N = ids_N.to(tl.int64) * k_stride_page
+        next_tile = tl.minimum(tile + TILE, body_hi - TILE)  # at the end, the last one again
+        ids_N_ahead = tl.load(table_row + next_tile // PAGE + page_N)
+        k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]))
+        k_scale_at_N = page_offset(ids_N, k_scale_stride_page, 16)
+        k_scale_T = tl.load(tl.reshape(k_scale_page_P[None, :] + k_scale_at_N[:, None], [TILE]))
         k_DT = tl.trans(k_TD)
         high_MT = tl.dot(q_high_MD, k_DT, out_dtype=tl.int32)
         low_MT = tl.dot(q_low_MD, k_DT, out_dtype=tl.int32)
         s_MT = (high_MT * DIGIT + low_MT).to(tl.float32)
-        k_scale_at_N = ids_N.to(tl.int64) * k_scale_stride_page
-        k_scale_T = tl.load(tl.reshape(k_scale_page_P[None, :] + k_scale_at_N[:, None], [TILE]))
         s_MT *= k_scale_T[None, :]
-        # The scale is applied after the maximum: one multiply-add an element.
-        m_next = tl.maximum(m_M, tl.max(s_MT, 1) * score_M)
-        # A row without a key so far has m = -inf, and -inf - -inf is NaN: subtract 0 there.
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_MT = tl.exp2(s_MT * score_M[:, None] - m_safe[:, None])
-        alpha_M = tl.exp2(m_M - m_safe)
-        m_M = m_next
-        l_MT = l_MT * alpha_M[:, None] + p_MT
-        v_scale_at_N = ids_N.to(tl.int64) * v_scale_stride_page
+        v_scale_at_N = page_offset(ids_N, v_scale_stride_page, 16)
         v_scale_T = tl.load(tl.reshape(v_scale_page_P[None, :] + v_scale_at_N[:, None], [TILE]))
-        # Weights times scales, in a unit that keeps them below 2**14: f16 holds them. acc follows the unit.
-        unit_next = tl.maximum(v_unit, tl.max(v_scale_T, 0) * 2.0**-14)
-        p_MT *= (v_scale_T * (1.0 / unit_next))[None, :]
-        alpha_M *= v_unit / unit_next
-        v_unit = unit_next
-        v_at_N = ids_N.to(tl.int64) * v_stride_page
+        # The scale is applied after the maximum: one multiply-add an element.
+        m_M = tl.maximum(m_M, tl.max(s_MT, 1) * score_M)
+        v_unit = tl.maximum(v_unit, tl.max(v_scale_T, 0) * 2.0**-14)
+        ref_next = m_M + tl.log2(v_unit)
+        # A row without a key so far has -inf, and -inf - -inf is NaN: subtract 0 there.
+        safe = tl.where(ref_next == float("-inf"), 0.0, ref_next)
+        p_MT = tl.exp2(s_MT * score_M[:, None] - safe[:, None])
+        alpha_M = tl.exp2(ref_M - safe)
+        ref_M = ref_next
+        l_MT = l_MT * alpha_M[:, None] + p_MT
+        v_at_N = page_offset(ids_N, v_stride_page, 8)
         v_even_TD, v_odd_TD = words_to_f16(tl.load(tl.reshape(v_page_PD[None, :, :] + v_at_N[:, None, None], [TILE, 64])))
+        p_MT *= v_scale_T[None, :]
         w_MT = p_MT.to(tl.float16)
         acc_even_MD = tl.dot(w_MT, v_even_TD, acc_even_MD * alpha_M[:, None])
         acc_odd_MD = tl.dot(w_MT, v_odd_TD, acc_odd_MD * alpha_M[:, None])
 
     # The last tiles: past the end of the keys, or not seen by every row.
     for tile in tl.range(body_hi, kv_hi, TILE, num_stages=1):
-        ids_N = ids_N_ahead
-        column = (tile + TILE) // PAGE + page_N
-        ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
+        column = tile // PAGE + page_N
+        ids_N = tl.load(table_row + column, mask=column < table_end, other=0)
         key_T = tile + tok_T
         seen_T = key_T < kv_hi
         visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None])
-        k_at_N = ids_N.to(tl.int64) * k_stride_page
+        k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]), mask=seen_T[:, None], other=0)
+        k_scale_at_N = page_offset(ids_N, k_scale_stride_page, 16)
+        k_scale_T = tl.load(tl.reshape(k_scale_page_P[None, :] + k_scale_at_N[:, None], [TILE]), mask=seen_T, other=0.0)
         k_DT = tl.trans(k_TD)
         high_MT = tl.dot(q_high_MD, k_DT, out_dtype=tl.int32)
         low_MT = tl.dot(q_low_MD, k_DT, out_dtype=tl.int32)
         s_MT = (high_MT * DIGIT + low_MT).to(tl.float32)
-        k_scale_at_N = ids_N.to(tl.int64) * k_scale_stride_page
-        k_scale_T = tl.load(tl.reshape(k_scale_page_P[None, :] + k_scale_at_N[:, None], [TILE]), mask=seen_T, other=0.0)
         s_MT *= k_scale_T[None, :]
         s_MT = tl.where(visible_MT, s_MT, float("-inf"))
-        m_next = tl.maximum(m_M, tl.max(s_MT, 1) * score_M)
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_MT = tl.exp2(s_MT * score_M[:, None] - m_safe[:, None])
-        alpha_M = tl.exp2(m_M - m_safe)
-        m_M = m_next
-        l_MT = l_MT * alpha_M[:, None] + p_MT
-        v_scale_at_N = ids_N.to(tl.int64) * v_scale_stride_page
+        v_scale_at_N = page_offset(ids_N, v_scale_stride_page, 16)
         v_scale_T = tl.load(tl.reshape(v_scale_page_P[None, :] + v_scale_at_N[:, None], [TILE]), mask=seen_T, other=0.0)
-        unit_next = tl.maximum(v_unit, tl.max(v_scale_T, 0) * 2.0**-14)
-        p_MT *= (v_scale_T * (1.0 / unit_next))[None, :]
-        alpha_M *= v_unit / unit_next
-        v_unit = unit_next
+        m_M = tl.maximum(m_M, tl.max(s_MT, 1) * score_M)
+        v_unit = tl.maximum(v_unit, tl.max(v_scale_T, 0) * 2.0**-14)
+        ref_next = m_M + tl.log2(v_unit)
+        safe = tl.where(ref_next == float("-inf"), 0.0, ref_next)
+        p_MT = tl.exp2(s_MT * score_M[:, None] - safe[:, None])
+        alpha_M = tl.exp2(ref_M - safe)
+        ref_M = ref_next
+        l_MT = l_MT * alpha_M[:, None] + p_MT
+        v_at_N = page_offset(ids_N, v_stride_page, 8)
+        v_even_TD, v_odd_TD = words_to_f16(tl.load(tl.reshape(v_page_PD[None, :, :] + v_at_N[:, None, None], [TILE, 64]), mask=seen_T[:, None], other=0))
+        p_MT *= v_scale_T[None, :]
         # A scale may be NaN (its row held NaN): it must not reach rows that do not see the key.
         p_MT = tl.where(visible_MT, p_MT, 0.0)
-        v_at_N = ids_N.to(tl.int64) * v_stride_page
-        v_even_TD, v_odd_TD = words_to_f16(tl.load(tl.reshape(v_page_PD[None, :, :] + v_at_N[:, None, None], [TILE, 64]), mask=seen_T[:, None], other=0))
         w_MT = p_MT.to(tl.float16)
         acc_even_MD = tl.dot(w_MT, v_even_TD, acc_even_MD * alpha_M[:, None])
         acc_odd_MD = tl.dot(w_MT, v_odd_TD, acc_odd_MD * alpha_M[:, None])
 
     l_M = tl.sum(l_MT, 1)
     # No key: out 0 and lse -inf, the empty state.
-    lse_M = tl.where(l_M == 0.0, float("-inf"), m_M + tl.log2(l_M))
-    gain_M = v_unit / tl.where(l_M == 0.0, 1.0, l_M)
-    acc_MD = tl.interleave(acc_even_MD, acc_odd_MD)
-    out_MD = tl.where(l_M[:, None] == 0.0, 0.0, acc_MD * gain_M[:, None])
+    lse_M = tl.where(l_M == 0.0, float("-inf"), ref_M + tl.log2(l_M))
+    gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
+    out_MD = tl.where(l_M[:, None] == 0.0, 0.0, tl.interleave(acc_even_MD, acc_odd_MD) * gain_M[:, None])
     row = q_first + token_M
     state_M = workspace_ptr + ((row * Q_HEADS + head_M).to(tl.int64) * tl.num_programs(2) + split) * SPLIT_ROW
     tl.store(state_M[:, None] + v_d_D[None, :], out_MD, mask=live_M[:, None])

@@ -24,6 +24,15 @@ V_STRIDE_HEAD = tl.constexpr(64)  # words from one head index to the next
 
 
 @triton.jit
+def page_offset(ids, stride, MULTIPLE: tl.constexpr):
+    """ids * stride in 64 bits: one instruction. ``stride`` is a multiple of MULTIPLE."""
+    offset = tl.inline_asm_elementwise(
+        "mul.wide.u32 $0, $1, $2;", "=l,r,r", [ids, stride], dtype=tl.int64, is_pure=True, pack=1
+    )
+    return tl.multiple_of(offset, [MULTIPLE])
+
+
+@triton.jit
 def words_to_f16(x):
     """int16 words of two int8 codes -> the even (low) and the odd (high) codes as f16, exactly."""
     # A register holds the words of two tokens: b0 b1 of one, b2 b3 of the next.
@@ -48,9 +57,9 @@ def prefill(
     q_stride_head: tl.int64,  # elements
     q_starts_ptr,  # i32: first query row of each request, B+1
     k_ptr,  # f16: k plane
-    k_stride_page: tl.int64,  # elements
-    v_ptr,  # int8 as int16 words: v plane
-    v_stride_page: tl.int64,  # elements
+    k_stride_page: tl.int32,  # elements
+    v_ptr,  # bytes as int16 words: v plane
+    v_stride_page: tl.int32,  # elements
     v_scale_ptr,  # f32: one scale per KV head
     page_table_ptr,  # i32: page ids, B x P
     table_stride: tl.int64,  # elements from one request's row to the next
@@ -95,7 +104,7 @@ def prefill(
     k_d1_D = 64 + tl.arange(0, 16)
     v_d0_D = tl.arange(0, 64)
     v_d1_D = 64 + tl.arange(0, 32)
-    # V is read as int16 words of two codes; its strides, given in codes, are counted in words from here on.
+    # V is read as int16 words of two bytes; its strides, given in bytes, are counted in words from here on.
     v_w0_D = tl.arange(0, 32)
     v_w1_D = 32 + tl.arange(0, 16)
     v_stride_page = v_stride_page // 2
@@ -124,19 +133,19 @@ def prefill(
         key_T = tile + tok_T
         seen_T = (key_T >= kv_lo) & (key_T < kv_hi)
         visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] >= pos_M[:, None] - WINDOW)
-        k_at_T = ids_T.to(tl.int64) * k_stride_page + slot_T * K_STRIDE_TOK
+        k_at_T = page_offset(ids_T, k_stride_page, 16) + slot_T * K_STRIDE_TOK
         k0_TD = tl.load(k_head0_D[None, :] + k_at_T[:, None], mask=seen_T[:, None], other=0)
         k1_TD = tl.load(k_head1_D[None, :] + k_at_T[:, None], mask=seen_T[:, None] & (k_d1_D < 72)[None, :], other=0)
         s_MT = tl.dot(q0_MD, tl.trans(k0_TD))
         s_MT = tl.dot(q1_MD, tl.trans(k1_TD), s_MT)
         s_MT = tl.where(visible_MT, s_MT, float("-inf"))
         m_next = tl.maximum(m_M, tl.max(s_MT, 1) * score_scale)
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_MT = tl.exp2(s_MT * score_scale - m_safe[:, None])
-        alpha_M = tl.exp2(m_M - m_safe)
+        safe = tl.where(m_next == float("-inf"), 0.0, m_next)
+        p_MT = tl.exp2(s_MT * score_scale - safe[:, None])
+        alpha_M = tl.exp2(m_M - safe)
         m_M = m_next
         l_M = l_M * alpha_M + tl.sum(p_MT, 1)
-        v_at_T = ids_T.to(tl.int64) * v_stride_page + slot_T * V_STRIDE_TOK
+        v_at_T = page_offset(ids_T, v_stride_page, 8) + slot_T * V_STRIDE_TOK
         v0_even_TD, v0_odd_TD = words_to_f16(tl.load(v_head0_D[None, :] + v_at_T[:, None], mask=seen_T[:, None], other=0))
         v1_even_TD, v1_odd_TD = words_to_f16(tl.load(v_head1_D[None, :] + v_at_T[:, None], mask=seen_T[:, None] & (v_w1_D < 36)[None, :], other=0))
         w_MT = p_MT.to(tl.float16)
@@ -149,20 +158,20 @@ def prefill(
     for tile in tl.range(body_lo, body_hi, TILE):
         ids_T = tl.load(table_row + (tile + tok_T) // PAGE)
         slot_T = (tile + tok_T) % PAGE
-        k_at_T = ids_T.to(tl.int64) * k_stride_page + slot_T * K_STRIDE_TOK
+        k_at_T = page_offset(ids_T, k_stride_page, 16) + slot_T * K_STRIDE_TOK
         k0_TD = tl.load(k_head0_D[None, :] + k_at_T[:, None])
         k1_TD = tl.load(k_head1_D[None, :] + k_at_T[:, None], mask=(k_d1_D < 72)[None, :], other=0)
         s_MT = tl.dot(q0_MD, tl.trans(k0_TD))
         s_MT = tl.dot(q1_MD, tl.trans(k1_TD), s_MT)
         # The scale is applied after the maximum: one multiply-add an element.
         m_next = tl.maximum(m_M, tl.max(s_MT, 1) * score_scale)
-        # A row without a key so far has m = -inf, and -inf - -inf is NaN: subtract 0 there.
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_MT = tl.exp2(s_MT * score_scale - m_safe[:, None])
-        alpha_M = tl.exp2(m_M - m_safe)
+        # A row without a key so far has -inf, and -inf - -inf is NaN: subtract 0 there.
+        safe = tl.where(m_next == float("-inf"), 0.0, m_next)
+        p_MT = tl.exp2(s_MT * score_scale - safe[:, None])
+        alpha_M = tl.exp2(m_M - safe)
         m_M = m_next
         l_M = l_M * alpha_M + tl.sum(p_MT, 1)
-        v_at_T = ids_T.to(tl.int64) * v_stride_page + slot_T * V_STRIDE_TOK
+        v_at_T = page_offset(ids_T, v_stride_page, 8) + slot_T * V_STRIDE_TOK
         v0_even_TD, v0_odd_TD = words_to_f16(tl.load(v_head0_D[None, :] + v_at_T[:, None]))
         v1_even_TD, v1_odd_TD = words_to_f16(tl.load(v_head1_D[None, :] + v_at_T[:, None], mask=(v_w1_D < 36)[None, :], other=0))
         w_MT = p_MT.to(tl.float16)
@@ -179,19 +188,19 @@ def prefill(
         key_T = tile + tok_T
         seen_T = (key_T >= kv_lo) & (key_T < kv_hi)
         visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] >= pos_M[:, None] - WINDOW)
-        k_at_T = ids_T.to(tl.int64) * k_stride_page + slot_T * K_STRIDE_TOK
+        k_at_T = page_offset(ids_T, k_stride_page, 16) + slot_T * K_STRIDE_TOK
         k0_TD = tl.load(k_head0_D[None, :] + k_at_T[:, None], mask=seen_T[:, None], other=0)
         k1_TD = tl.load(k_head1_D[None, :] + k_at_T[:, None], mask=seen_T[:, None] & (k_d1_D < 72)[None, :], other=0)
         s_MT = tl.dot(q0_MD, tl.trans(k0_TD))
         s_MT = tl.dot(q1_MD, tl.trans(k1_TD), s_MT)
         s_MT = tl.where(visible_MT, s_MT, float("-inf"))
         m_next = tl.maximum(m_M, tl.max(s_MT, 1) * score_scale)
-        m_safe = tl.where(m_next == float("-inf"), 0.0, m_next)
-        p_MT = tl.exp2(s_MT * score_scale - m_safe[:, None])
-        alpha_M = tl.exp2(m_M - m_safe)
+        safe = tl.where(m_next == float("-inf"), 0.0, m_next)
+        p_MT = tl.exp2(s_MT * score_scale - safe[:, None])
+        alpha_M = tl.exp2(m_M - safe)
         m_M = m_next
         l_M = l_M * alpha_M + tl.sum(p_MT, 1)
-        v_at_T = ids_T.to(tl.int64) * v_stride_page + slot_T * V_STRIDE_TOK
+        v_at_T = page_offset(ids_T, v_stride_page, 8) + slot_T * V_STRIDE_TOK
         v0_even_TD, v0_odd_TD = words_to_f16(tl.load(v_head0_D[None, :] + v_at_T[:, None], mask=seen_T[:, None], other=0))
         v1_even_TD, v1_odd_TD = words_to_f16(tl.load(v_head1_D[None, :] + v_at_T[:, None], mask=seen_T[:, None] & (v_w1_D < 36)[None, :], other=0))
         w_MT = p_MT.to(tl.float16)
@@ -204,10 +213,8 @@ def prefill(
     lse_M = tl.where(l_M == 0.0, float("-inf"), m_M + tl.log2(l_M))
     gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
     gain_M *= tl.load(v_scale_ptr + head)
-    acc0_MD = tl.interleave(acc0_even_MD, acc0_odd_MD)
-    out0_MD = tl.where(l_M[:, None] == 0.0, 0.0, acc0_MD * gain_M[:, None])
-    acc1_MD = tl.interleave(acc1_even_MD, acc1_odd_MD)
-    out1_MD = tl.where(l_M[:, None] == 0.0, 0.0, acc1_MD * gain_M[:, None])
+    out0_MD = tl.where(l_M[:, None] == 0.0, 0.0, tl.interleave(acc0_even_MD, acc0_odd_MD) * gain_M[:, None])
+    out1_MD = tl.where(l_M[:, None] == 0.0, 0.0, tl.interleave(acc1_even_MD, acc1_odd_MD) * gain_M[:, None])
     tl.store(lse_ptr + (q_first + token_M) * lse_stride_tok + head_M, lse_M, mask=live_M)
     out_M = out_ptr + (q_first + token_M) * out_stride_tok + head_M * out_stride_head
     tl.store(

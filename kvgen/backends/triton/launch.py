@@ -36,6 +36,7 @@ def launches(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
     32-bit positions cannot count.
     """
     _check_promises(plan, values)
+    _check_widths(plan, values)
     return tuple(launch for launch in _GRIDS[plan.op](plan, values) if 0 not in launch.grid)
 
 
@@ -147,6 +148,14 @@ def _check_promises(plan: KernelPlan, values: Values) -> None:
                 f"{name} = {value}: kernels of this layout load 16 elements "
                 "at a step, so the stride must be a multiple of 16"
             )
+
+
+def _check_widths(plan: KernelPlan, values: Values) -> None:
+    """Page strides that the kernels take in 32 bits."""
+    narrow = {p.value for entry in plan.answers["kernels"] for p in entry.params if p.kind == "i32"}
+    for name in sorted(n for n in narrow if n.endswith("_stride_page")):
+        if (value := _int(values, name)) >= 2**31:
+            raise ArgumentError(f"{name} = {value}: a page of 2**31 elements or more is not supported")
 
 
 def _check_attention(plan: KernelPlan, values: Values) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kvgen import reference
 from tests.support.oracle import to_numpy
-from tests.support.specs import LAYOUTS, make_spec
+from tests.support.specs import FORMAT_TABLES, LAYOUTS, make_spec
 from tests.support.triton_calls import Pools, kernel
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -27,7 +27,7 @@ def hostile_rows(tokens: int, heads: int, width: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("width", [64, 72])
 @pytest.mark.parametrize("given", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("stored", ["f32", "bf16", "f16", "int8-token", "int8-head", "int8-tensor"])
+@pytest.mark.parametrize("stored", list(FORMAT_TABLES))
 def test_append_writes_the_oracles_bytes_and_no_other(stored: str, given: str, width: int) -> None:
     spec = make_spec(stored, stored, head_dim=width)
     ours, theirs = Pools(spec, 3), Pools(spec, 3)
@@ -71,10 +71,11 @@ def test_copy_moves_a_page_of_every_plane_and_nothing_else(layout: str) -> None:
         np.testing.assert_array_equal(pool, want[name])
 
 
-@pytest.mark.parametrize("stored", ["bf16", "int8-token", "int8-head"])
-def test_gather_returns_what_is_stored_rounded_once(stored: str) -> None:
+@pytest.mark.parametrize("layout", ["hnd", "pairs"])
+@pytest.mark.parametrize("stored", list(FORMAT_TABLES))
+def test_gather_returns_what_is_stored_rounded_once(stored: str, layout: str) -> None:
     lens = [0, 5, 40]
-    pools = Pools(make_spec(stored, stored, page_size=5), 12)
+    pools = Pools(make_spec(stored, stored, layout, page_size=6), 12)
     table = pools.fill(lens)
     outs = {side: torch.full((45, 2, 64), float("nan"), dtype=torch.bfloat16) for side in ("k", "v")}
     values: dict[str, Any] = pools.values() | {

@@ -1,0 +1,119 @@
+"""Tiles of K and V as a kernel loads them, the operands each becomes, and the elements of d those hold.
+
+A tile is a run of stored elements (codes, or bytes of two codes). An operand ("lane") is what meets q or the
+weights in one dot. Where a row has several scales, a lane lies within one block of d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvgen.ir import Spec
+from kvgen.passes.plan_triton_codec import INT8_WIDTH, Reader
+from kvgen.passes.plan_triton_parts import MIN_WIDTH, DPart, split_d
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One operand of one tile."""
+
+    tag: str
+    """Ends its name: ``k0_low_TD`` has the tag ``0_low``."""
+    shift: int
+    """Elements of d from the index of its byte to its own: half a row for high nibbles."""
+    block: str
+    """Number of its block of d, which names its scale; empty where a row has one scale."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Stored elements loaded at once, and their operands."""
+
+    part: DPart
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class Out:
+    """A run of output elements."""
+
+    tag: str
+    index: str
+    """Text of its elements of d, [1, width]."""
+    part: DPart
+    """Bounds it: an element exists where that of ``part`` does."""
+    value: str
+    """Text of the accumulated product."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """K or V of one kernel."""
+
+    tiles: tuple[Tile, ...]
+    blocks: tuple[str, ...]
+    """Blocks of d with a scale of their own, in order; ``("",)`` for one scale a row."""
+
+    @property
+    def parts(self) -> tuple[DPart, ...]:
+        """What is loaded."""
+        return tuple(tile.part for tile in self.tiles)
+
+    @property
+    def lanes(self) -> tuple[tuple[Tile, Lane], ...]:
+        """Every operand with its tile."""
+        return tuple((tile, lane) for tile in self.tiles for lane in tile.lanes)
+
+    def of_block(self, block: str) -> tuple[tuple[Tile, Lane], ...]:
+        """The operands of one block."""
+        return tuple((tile, lane) for tile, lane in self.lanes if lane.block == block)
+
+
+def side(spec: Spec, name: str, size: int, reader: Reader, *, int8: bool) -> Side:
+    """The tiles of ``k`` or ``v`` with ``size`` elements a row; ``int8``: they are operands of int8 dots."""
+    quant = spec.cache.quant(name)
+    packed, block = quant.fmt.packed, quant.d_block
+    stored = size // packed
+    narrowest = INT8_WIDTH if int8 or reader.word > 1 else MIN_WIDTH
+    parts = _parts(stored, block, narrowest)
+    halves = packed > 1
+    tiles = []
+    for part in parts:
+        lanes = []
+        for suffix in reader.lanes:
+            shift = stored if halves and "high" in suffix else 0
+            of = "" if block is None else str((part.start + shift) // block)
+            lanes.append(Lane(part.tag + suffix, shift, of))
+        tiles.append(Tile(part, tuple(lanes)))
+    blocks = ("",) if block is None else tuple(str(i) for i in range(size // block))
+    return Side(tuple(tiles), blocks)
+
+
+def outputs(v: Side, reader: Reader) -> tuple[Out, ...]:
+    """The output rows of a kernel, put together from the accumulators of V's lanes."""
+    found = []
+    for tile in v.tiles:
+        part = tile.part
+        runs: dict[str, list[Lane]] = {}
+        for suffix, lane in zip(reader.lanes, tile.lanes, strict=True):
+            half = next((name for name in ("_low", "_high") if name in suffix), "")
+            runs.setdefault(half, []).append(lane)
+        for half, lanes in runs.items():
+            accs = [f"acc{lane.tag}_MD" for lane in lanes]
+            value = accs[0] if len(accs) == 1 else f"tl.interleave({', '.join(accs)})"
+            index = f"v_d{part.tag}_D[None, :]" + (f" + {lanes[0].shift}" if lanes[0].shift else "")
+            found.append(Out(part.tag + half, index, part, value))
+    return tuple(found)
+
+
+def _parts(stored: int, block: int | None, narrowest: int) -> tuple[DPart, ...]:
+    if block is None:
+        return split_d(stored, narrowest)
+    found = [
+        replace(part, start=first + part.start)
+        for first in range(0, stored, block)
+        for part in split_d(block, narrowest)
+    ]
+    if len(found) == 1:
+        return (replace(found[0], tag=""),)
+    return tuple(replace(part, tag=str(i)) for i, part in enumerate(found))
