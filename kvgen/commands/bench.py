@@ -53,12 +53,17 @@ Seconds = Annotated[
 ]
 PeerNames = Annotated[
     list[str] | None,
-    typer.Option("--peers", metavar="NAME", help="Only these other libraries (commas, or all); see --list-peers."),
+    typer.Option(
+        "--peers", metavar="NAME", help="Only these other libraries (commas, or all); see --list-peers."
+    ),
 ]
 NoPeers = Annotated[bool, typer.Option("--no-peers", help="kvgen and the read limit only.")]
-ListPeers = Annotated[bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and leave.")]
+ListPeers = Annotated[
+    bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and leave.")
+]
 Compare = Annotated[
-    str | None, typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json.")
+    str | None,
+    typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json."),
 ]
 Plot = Annotated[
     str | None, typer.Option("--plot", metavar="FILE.svg|png", help="Draw GB/s against the read limit.")
@@ -146,21 +151,21 @@ def run(
     if not paths:
         raise ArgumentError("SPEC: none given; give a TOML file, or --model")
     cases = chosen_cases(case, batch, context, queries)
+    from kvgen.bench import Settings
     from kvgen.commands.bench_run import run_specs
 
     run_specs(
         [read_spec(path) for path in paths],
         cases,
+        Settings(rounds=rounds or 15, seconds=seconds or 8.0),
         threads=threads,
-        rounds=rounds or 15,
-        seconds=seconds or 8.0,
         peers=peers or [],
         no_peers=no_peers,
         pins=pin,
-        compare=compare,
-        plot=plot,
-        as_json=as_json and file is None,
+        against=compare,
+        picture=plot,
         file=file,
+        as_json=as_json and file is None,
     )
 
 
@@ -180,7 +185,7 @@ def chosen_cases(
 
     own = batch or context is not None or queries is not None
     if names and own:
-        raise ArgumentError(f"--case {names[0]}: has its own shape; leave out --batch, --context and --queries")
+        raise ArgumentError(
+            f"--case {names[0]}: has its own shape; leave out --batch, --context and --queries"
+        )
     return cases.free(batch or [], context, queries) if own else cases.choose(names or [])
-
-

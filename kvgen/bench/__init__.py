@@ -1,0 +1,81 @@
+"""bench: kvgen's kernels against other libraries and the read limit of the same memory, in one process.
+
+``bench(specs)`` -> ``Report``. Every contender gets the same values, is checked before it is timed, and takes
+turns with the others on memory that no cache still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvgen.bench import cases as known
+from kvgen.bench.cases import Case
+from kvgen.bench.contender import Shape
+from kvgen.bench.entries import Say
+from kvgen.bench.facts import gather as gather_facts
+from kvgen.bench.measure import Settings, measure
+from kvgen.bench.peers.registry import Peer
+from kvgen.bench.report import Report
+from kvgen.builder import build
+from kvgen.ir import Spec
+from kvgen.library import Library
+
+__all__ = ["Case", "Report", "Settings", "bench"]
+
+
+def bench(
+    specs: Sequence[Spec],
+    cases: Sequence[Case] | None = None,
+    *,
+    peers: Sequence[Peer] = (),
+    threads: int | None = None,
+    settings: Settings | None = None,
+    tune: str = "cache",
+    schedule: Mapping[str, Mapping[str, Any]] | None = None,
+    say: Say = lambda stage, done, total, note: None,
+) -> Report:
+    """Time the specs on the CPU at hand; those of one attention (heads, sizes, masks) take turns.
+
+    ``cases`` None: the default set. ``threads``: default all usable, whatever ``settings`` says. Libraries
+    are built as ``kvgen.build`` does. Raises what ``build`` raises, and ``ArgumentError`` for bad threads.
+    """
+    from kvgen.models.threads import using_threads
+
+    with using_threads(threads) as count:
+        settings = replace(settings or Settings(), threads=count)
+        libraries: dict[str, Library] = {}
+        for at, (name, spec) in enumerate(names_of(specs).items()):
+            say("compiling", at, len(specs), name)
+            libraries[name] = build(spec, tune=tune, schedule=schedule)
+        found = []
+        for group in _groups(libraries):
+            for case in known.CASES.values() if cases is None else cases:
+                found.append(measure(case, group, peers, settings, say))
+        facts = gather_facts(count)
+        hashes = {name: library.spec.hash for name, library in libraries.items()}
+        return Report(facts, hashes, settings.waited() is not None, tuple(found))
+
+
+def names_of(specs: Sequence[Spec]) -> dict[str, Spec]:
+    """The specs by name; the hash tells those of one name apart, and one given twice is one."""
+    found: dict[str, Spec] = {}
+    for spec in specs:
+        taken = found.get(spec.name)
+        name = spec.name if taken is None or taken.hash == spec.hash else f"{spec.name} {spec.hash8}"
+        found[name] = spec
+    return found
+
+
+def _groups(libraries: Mapping[str, Library]) -> list[dict[str, Library]]:
+    """Libraries that can be compared: those of equal shape."""
+    groups: list[tuple[Shape, dict[str, Library]]] = []
+    for name, library in libraries.items():
+        shape = Shape.of(library.spec)
+        same = next((group for other, group in groups if other == shape), None)
+        if same is None:
+            groups.append((shape, {name: library}))
+        else:
+            same[name] = library
+    return [group for _, group in groups]

@@ -1,0 +1,80 @@
+"""limits: the read limits of the pools in a case, as lanes among the contenders'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgen.backends.cpu.read_limit import read_limit
+from kvgen.bench import mode
+from kvgen.bench.entries import Entry
+from kvgen.bench.report import Limit
+from kvgen.bench.stats import figure
+from kvgen.bench.turns import Lane
+
+
+@dataclass
+class Limits:
+    """A read limit for the pool of each spec; of several threads also that of one, for the largest pool."""
+
+    threads: int
+    pools: dict[str, Any] = field(default_factory=dict)
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    single: Lane | None = None
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry], threads: int) -> Limits:
+        """The limits of the pools of kvgen's contenders."""
+        made = cls(threads)
+        for entry in entries:
+            if entry.spec is not None and entry.spec not in made.pools:
+                made.pools[entry.spec] = getattr(entry.contender, "pool")  # noqa: B009  (kvgen's have one)
+        made.lanes = {name: _lane(name, pool, threads) for name, pool in made.pools.items()}
+        if threads > 1 and made.pools:
+            made.single = _lane("one thread", made.pools[made.largest], 1)
+        return made
+
+    @property
+    def largest(self) -> str:
+        """The spec with the largest pool."""
+        return max(self.pools, key=lambda name: int(self.pools[name].numel()))
+
+    def all(self) -> list[Lane]:
+        """Every lane."""
+        return [*self.lanes.values(), *([self.single] if self.single else [])]
+
+    def mode(self) -> mode.Mode:
+        """How the memory served the threads in each round."""
+        if self.single is None:
+            return mode.Mode(None, None, frozenset())
+        return mode.judge(self.lanes[self.largest].samples, self.single.samples, self.threads)
+
+    def lane_of(self, spec: str | None) -> Lane | None:
+        """The lane of a spec's pool; of the first one for a peer."""
+        return self.lanes.get(spec) if spec is not None else next(iter(self.lanes.values()), None)
+
+    def told(self, others: frozenset[int]) -> tuple[Limit, ...]:
+        """The figures, without the rounds in the other mode."""
+        return tuple(
+            Limit(
+                name,
+                self.threads,
+                int(self.pools[name].numel()),
+                figure(kept(lane, others).values()),
+                lane.dropped,
+            )
+            for name, lane in self.lanes.items()
+        )
+
+
+def kept(lane: Lane | None, others: frozenset[int]) -> dict[int, float]:
+    """Samples of the rounds that count."""
+    return {} if lane is None else {turn: value for turn, value in lane.samples.items() if turn not in others}
+
+
+def _lane(name: str, pool: Any, threads: int) -> Lane:
+    def sample() -> float:
+        return read_limit(pool, threads, 1).bytes_per_s
+
+    return Lane(f"read limit, {name}", sample, cost_s=int(pool.numel()) / sample())

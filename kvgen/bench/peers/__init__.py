@@ -1,0 +1,1 @@
+"""Other libraries as contenders, where they are installed."""

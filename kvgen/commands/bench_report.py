@@ -1,0 +1,143 @@
+"""The report of ``kvgen bench`` as text: a table for each case, and what must be said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kvgen.commands import output
+from kvgen.commands.tune_report import scaled
+
+if TYPE_CHECKING:
+    from kvgen.bench.compare import Comparison
+    from kvgen.bench.peers.registry import Peer
+    from kvgen.bench.report import CaseReport, Report
+
+STOLEN = 0.01
+"""Share of the machine's time in its hypervisor's hands from which a case says so."""
+
+
+def print_report(report: Report, missing: Sequence[Peer]) -> None:
+    """All cases, then what holds for all of them."""
+    short = short_names(list(report.specs))
+    for case in report.cases:
+        print_case(case, short, report.facts.threads)
+    output.line()
+    facts = report.facts
+    output.line(
+        f"{facts.cpu}, {facts.isa}, L3 {facts.l3_bytes >> 20} MB, huge pages {facts.huge_pages}, "
+        f"torch {facts.torch}. us: median; +-: half the quartiles' distance; samples (dropped)."
+    )
+    if not report.waits_counted:
+        output.line(
+            "This kernel does not count how long threads wait for a core (/proc/self/task/*/schedstat): "
+            "no sample was dropped, and figures of a busy machine cannot be told from others."
+        )
+    packages = {peer.package: peer for peer in missing}
+    for peer in packages.values():
+        names = ", ".join(other.name for other in missing if other.package == peer.package)
+        output.line(f"Not here: {names}; to compare: {peer.install}")
+
+
+def print_case(case: CaseReport, short: dict[str, str], threads: int) -> None:
+    """The table of one case, and its remarks."""
+    names = [limit.of for limit in case.limits]
+    prefill = any(row.gflop_per_s for row in case.rows)
+    columns = ["contender", "us", "+-", "samples", "GB/s", *(["GFLOP/s"] if prefill else []), "of read limit"]
+    columns += [f"over {short.get(name, name)}" for name in names] + ["error"]
+    rows = []
+    for row in case.rows:
+        cells = [
+            row.contender,
+            scaled(row.seconds.median, 1e-6) if row.seconds else row.status,
+            f"{row.seconds.spread:.0%}" if row.seconds else "-",
+            f"{len(row.samples)} ({row.dropped})" if row.seconds or row.dropped else "-",
+            f"{row.gb_per_s:.1f}" if row.gb_per_s else "-",
+        ]
+        cells += [f"{row.gflop_per_s:.0f}" if row.gflop_per_s else "-"] if prefill else []
+        cells += [f"{row.fraction.median:.2f}" if row.fraction else "-"]
+        cells += [f"{row.ratios[name].median:.2f}" if name in row.ratios else "-" for name in names]
+        cells += ["-" if row.error is None else f"{row.error:.1e}"]
+        rows.append(cells)
+    plural = "s" if threads > 1 else ""
+    title = f"{case.title}: {case.shape}, {threads} thread{plural}, {case.rounds} rounds"
+    output.table(columns, rows, title=title, right=columns[1:])
+    for text in remarks(case, short):
+        output.line(text)
+
+
+def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
+    """What the figures of a case mean, and what is wrong with them."""
+    limits = [
+        f"{limit.bytes_per_s.median / 1e9:.1f} GB/s +-{limit.bytes_per_s.spread:.0%} "
+        f"({short.get(limit.of, limit.of)}, {limit.nbytes / 1e6:,.0f} MB)"
+        for limit in case.limits
+        if limit.bytes_per_s
+    ]
+    known = ", ".join(limits) or "none; every sample of it was dropped"
+    yield f"Read limit of the same pools: {known}."
+    if case.scaling is not None:
+        name = f"{case.mode} mode: " if case.mode else ""
+        others = (
+            f"; {case.other_mode_rounds} rounds in the other mode do not count"
+            if case.other_mode_rounds
+            else ""
+        )
+        yield f"Memory in {name}all threads read {case.scaling:.2f} times as fast as one{others}."
+    yield from _specs(case, short)
+    for row in case.rows:
+        if row.over_even is not None:
+            times = f"{row.over_even.median:.2f} times"
+            yield f"{row.contender}: {times} as long as equal requests of as many keys."
+    for row in case.rows:
+        if row.message:
+            yield f"{row.contender}: {row.status}: {row.message}"
+    for name, reason in case.left_out.items():
+        yield f"{name}: left out: {reason}"
+    if case.stolen is not None and case.stolen > STOLEN:
+        yield f"The hypervisor took {case.stolen:.0%} of this machine's time meanwhile."
+
+
+def _specs(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
+    """How much faster each spec is than the first one."""
+    ours = [row for row in case.rows if row.spec is not None and row.case == case.case and row.seconds]
+    for row in ours[1:]:
+        first = ours[0].spec or ""
+        if first in row.ratios:
+            speed, name = 1 / row.ratios[first].median, short.get(row.spec or "", row.contender)
+            yield f"{name} is {speed:.2f} times as fast as {short.get(first, first)}."
+
+
+def print_comparison(found: Comparison) -> None:
+    """Then and now, as ratios of ratios."""
+    rows = [
+        (
+            change.case,
+            change.contender,
+            change.what,
+            f"{change.old:.3f}",
+            f"{change.new:.3f}",
+            f"{change.ratio:.3f}",
+            f"{change.noise:.0%}",
+            "yes" if change.clear else "no",
+        )
+        for change in found.changes
+    ]
+    columns = ("case", "contender", "figure", "then", "now", "now/then", "noise", "clear")
+    output.table(columns, rows, title="Compared with the earlier report", right=columns[3:7])
+    for name in found.redefined:
+        output.line(f"{name}: the name stood for another spec then")
+    for text, names in (("Only then", found.only_old), ("Only now", found.only_new)):
+        if names:
+            output.line(f"{text}: {'; '.join(names)}")
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """What tells the specs apart: ``llama3-8b-bf16`` and ``llama3-8b-int8`` are ``bf16`` and ``int8``."""
+    if len(names) < 2:
+        return dict.fromkeys(names, "kvgen")
+    words = [name.split("-") for name in names]
+    same = 0
+    while all(len(parts) > same + 1 and parts[same] == words[0][same] for parts in words):
+        same += 1
+    return {name: "-".join(parts[same:]) for name, parts in zip(names, words, strict=True)}
