@@ -101,6 +101,8 @@ def attention_answers(given: Inputs) -> Answers:
         "k_scale_step": _scale_step(addresses, "k_scale", page),
         "v_scale_step": _scale_step(addresses, "v_scale", page),
         "k_type": C_TYPES[spec.cache.k.fmt.storage],
+        "k_row_type": C_TYPES[spec.cache.k.fmt.storage],
+        "v_row_type": C_TYPES[spec.cache.v.fmt.storage],
         "v_type": C_TYPES[spec.cache.v.fmt.storage],
         "q_type": C_TYPES[att.q_dtype],
         "q_operand": "uint16_t" if k_pairs else "float",

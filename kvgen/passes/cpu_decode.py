@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgen.errors import UnsupportedError
-from kvgen.ir import Spec, Target, rules
+from kvgen.ir import Spec, rules
 from kvgen.ir.plan import Constant
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import (
@@ -127,6 +127,7 @@ def decode_answers(given: Inputs) -> Answers:
         "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(masks)),
         "prefetch_next": prefetch,
         "part_page": tile < page,
+        "tile_pairs": tile % 2 == 0,
         "whole_vectors": tile % lanes == 0,
         "ranged_tiles": any(term.lo for term in ranged),
         "rows_bounded": not (k.panel and v.panel),
@@ -194,14 +195,12 @@ def _side(given: Inputs, side: str, lanes: int) -> Side:
     blocks = width // fold.block if fold.block else 1
     if panel:
         return Side(panel, False, Stage(), C_TYPES[storage], storage, pairs, column, blocks)
-    stage, row_format = _stage(spec, side, address, given.addresses.get(f"{side}_scale"), target)
+    stage, row_format = _stage(spec, side, address, given.addresses.get(f"{side}_scale"))
     staged = address.stride("d") != 1 or not stage.plain
     return Side(None, staged, stage, C_TYPES[row_format], row_format, pairs, column and blocks == 1, 1)
 
 
-def _stage(
-    spec: Spec, side: str, address: Address, scale: Address | None, target: Target
-) -> tuple[Stage, str]:
+def _stage(spec: Spec, side: str, address: Address, scale: Address | None) -> tuple[Stage, str]:
     """How a staged row is read, and the storage type of what it becomes."""
     quant = spec.cache.quant(side)
     at = address.c(d="d")
@@ -219,8 +218,6 @@ def _stage(
         assert scale is not None
         value = to_f32(quant.fmt.storage, f"row[{at}]")
         return Stage(text=f"{value} * scales[{scale.c(d='d')}]", scale=scale), "f32"
-    if quant.fmt.storage == "e4m3" and target.arch != "avx512":
-        return Stage(text=to_f32("e4m3", f"row[{at}]")), "f32"
     return Stage(text=f"row[{at}]", plain=True), quant.fmt.storage
 
 
@@ -280,8 +277,9 @@ def _helpers(
             (last.append if kind in ("load_pairs", "load_quads") else loads.add)(f"{kind}_part")
     loads.discard("load_f32")  # part of `vector`: states are f32 whatever the format
     names = [*sorted(scalar), "vector", *sorted(loads)]
-    if given.target.arch == "portable" and "load_f16" in loads and "f16_to_f32" not in names:
-        names.insert(0, "f16_to_f32")  # the portable row converts lane by lane
+    if given.target.arch == "portable":  # it converts lane by lane
+        lane_by_lane = {f"{dtype}_to_f32" for dtype in ("f16", "e4m3") if f"load_{dtype}" in loads}
+        names = [*sorted(lane_by_lane - set(names)), *names]
     integer = [side.panel for side in (k, v) if side.panel and side.panel.integer]
     names += (["pairs"] if k.pairs or v.pairs else []) + (["quads"] if integer else []) + sorted(set(last))
     names += ["reduce", "exp2"] + ([] if k.panel else ["sum_each"])

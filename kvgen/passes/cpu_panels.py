@@ -95,6 +95,8 @@ def k_panel(
     """
     integer = integer_side(spec, target, "k")
     inner = _inner(integer, pairs)
+    if spec.cache.k.fmt.packed > 1 and not integer:
+        return None
     outer = [term for term in address.of("d") if inner == 1 or isinstance(term.index, FloorDiv)]
     if address.stride("tok") != inner or spec.cache.page_size % lanes or len(outer) != 1:
         return None

@@ -261,7 +261,7 @@ template <bool WHOLE>
 inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row, int end, float score_scale) {
   alignas(64) float s[ROW_BLOCK * TILE_PAD];
   const uint16_t* q = u.q + state * K_PITCH;
-  const int vectors = WHOLE ? TILE_PAD / LANES : (end + LANES - 1) / LANES;
+  const int vectors = ((WHOLE ? TILE : end) + LANES - 1) / LANES;
   for (int t = 0; t < end; t += TOK_BLOCK) {
     score_block(q, rows.k + t, s + t);
     if (row == 0)
@@ -305,11 +305,10 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
     }
     float* l = u.l + (state + r) * LANES;
     store(l, fma(load_f32(l), splat(change[r]), sum));
-    if (!WHOLE && end % 2) {
-      // An odd last key is paired with itself at half its weight: a partner of weight zero would turn inf into NaN.
-      uint16_t* last = p + r * TILE_PAD + end - 1;
-      last[0] = last[1] = f32_to_bf16(0.5f * bf16_to_f32(last[0]));
-    }
+    // A key whose partner is not there is paired with itself at half its weight: a weight of zero would turn inf
+    // into NaN. (The partner's row is the key's own.)
+    const auto halve = [p_r = p + r * TILE_PAD](int t, int partner) { p_r[t] = p_r[partner] = f32_to_bf16(0.5f * bf16_to_f32(p_r[t])); };
+    if (!WHOLE && end % 2) halve(end - 1, end);
   }
   float* acc = u.acc + state * V_PITCH;
   weigh_block<0, 2>(p, rows.v, row == 0 ? rows.v_next : nullptr, end, change, acc);

@@ -268,7 +268,7 @@ template <bool WHOLE>
 inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row, int64_t first, int end, float score_scale) {
   alignas(64) float s[ROW_BLOCK * TILE_PAD];
   const float* q = u.q + state * K_PITCH;
-  const int vectors = WHOLE ? TILE_PAD / LANES : (end + LANES - 1) / LANES;
+  const int vectors = ((WHOLE ? TILE : end) + LANES - 1) / LANES;
   for (int t = 0; t < end; t += TOK_BLOCK) {
     score_block(q, rows.k + t, s + t);
     if (row == 0)
