@@ -223,7 +223,7 @@ def append_slots(scene: Scene, nbytes: int, page_size: int) -> list[torch.Tensor
     import torch
 
     count = scene.case.count
-    rounds = -(-scene.sets(nbytes) // page_size)
+    rounds = max(2, -(-scene.sets(nbytes) // page_size))  # the first two calls find fresh pages
     pages = torch.randperm(rounds * count, generator=scene.random).reshape(rounds, count)
     offsets = torch.tensor([offset_of(token, page_size) for token in range(count)])
     return [ids * page_size + (offsets + shift) % page_size for shift in range(page_size) for ids in pages]

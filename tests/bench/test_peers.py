@@ -67,3 +67,13 @@ def test_foreign_libraries_agree_with_the_oracle(name: str, form: str) -> None:
             scene = Scene(case, SHAPE, 1, cold_bytes=1 << 16)
             contender = peer.make(scene, form)
             assert Expected(scene).judge(contender, contender.sets - 1 if case.op != "append" else 1).right
+
+
+@pytest.mark.slow
+def test_flex_agrees_with_the_oracle() -> None:
+    """It compiles for each shape."""
+    for case in (*free([2], 200, None), *free([2], 200, 3), *free([1], 300, 300), *free([1], 300, 40)):
+        scene = Scene(case, SHAPE, 1, cold_bytes=1 << 18)
+        contender = PEERS["flex"].make(scene, "bf16")
+        assert contender.sets > 1
+        assert Expected(scene).judge(contender, contender.sets - 1).right, case
