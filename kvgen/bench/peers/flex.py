@@ -1,7 +1,7 @@
 """torch's flex_attention, compiled, over pages: its block mask lists the pages of each request.
 
-K and V lie as [1, kv_heads, pages * page, d], as torch's own paged attention has them. A page is a block of the
-mask; blocks in which some keys are hidden find the place of a key in its request by a table.
+K and V lie as [1, kv_heads, pages * page, d], as torch's own paged attention has them. A page is a block of
+the mask; blocks in which some keys are hidden find the place of a key in its request by a table.
 """
 
 from __future__ import annotations
