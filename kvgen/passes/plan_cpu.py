@@ -11,9 +11,10 @@ from typing import Any
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, KernelPlan
 from kvgen.passes.abi import check_variant, op_args
-from kvgen.passes.cpu_attention import Answers, Inputs, attention_answers
+from kvgen.passes.cpu_attention import Answers, Inputs
 from kvgen.passes.cpu_codec import append_answers, gather_answers
 from kvgen.passes.cpu_decode import decode_answers
+from kvgen.passes.cpu_prefill import prefill_answers
 from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 
@@ -123,7 +124,7 @@ def _copy_plane(plane: Any) -> dict[str, Any]:
 _ANSWERS = {
     "append": append_answers,
     "decode": decode_answers,
-    "prefill": attention_answers,
+    "prefill": prefill_answers,
     "merge": _merge,
     "copy": _copy,
     "gather": gather_answers,

@@ -70,7 +70,7 @@ def _decode(page: int, tile: int, split: int, plan: KernelPlan, variant: str) ->
 def _prefill(page: int, tile: int, plan: KernelPlan) -> list[tuple[int, int]]:
     if plan.target.interpreted:
         return [(2, 0), (5, 1), (3, page + 1), (0, page), (9, tile + 10)]
-    q_tile = int(plan.schedule["q_tile"]) if "q_tile" in plan.schedule else 32
+    q_tile = _constant(plan, "Q_TILE") or 32
     pairs = [(2, 0), (34, 1), (1, 1), (17, page - 1), (3, page), (3, page + 1), (0, page + 3)]
     # Whole prompts, and chunks of prompts whose earlier part is cached already.
     pairs += [(37, 37), (q_tile + 1, 2 * tile + page + 3), (127, tile + 132)]

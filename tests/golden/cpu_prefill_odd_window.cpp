@@ -1,10 +1,10 @@
 // kvgen prefill for cpu-avx512
 // spec 1cd0add7: kv page tok head d, page 5, K f16, V int8
-// schedule: prefetch=0 q_tile=32 row_block=4 tile=64
+// schedule: row_block=4 rows=512 tile=256
 //
-// Attention of the queries of a ragged batch over each request's pages. A unit is (request, 32 queries, one KV head);
-// tiles of keys lie on multiples of TILE, so that a row's bits do not depend on how its request was cut into chunks,
-// but for the rounding of its first tile, which begins at the window's edge of the block's first query.
+// Attention of the queries of a ragged batch over each request's pages. A unit is (request, 170 queries, one KV head):
+// each tile of keys is staged once, as panels that vectors read in place, and used by all rows of the unit. Tiles lie
+// on multiples of TILE, so that a row's bits do not depend on how its request was cut into chunks.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,21 +12,20 @@
 #include <omp.h>
 #include <immintrin.h>
 
-namespace kvgen_prefill_3703c9ec_impl {
+namespace kvgen_prefill_22f96af3_impl {
 
 constexpr int KV_HEADS = 2;
 constexpr int HEAD_DIM = 72;
 constexpr int V_HEAD_DIM = 72;
 constexpr int PAGE = 5;  // tokens in a page
 constexpr int GROUP = 3;  // query heads that share a KV head
-constexpr int TILE = 60;  // keys between two softmax steps
-constexpr int TILE_PAD = 64;  // their scores, in whole vectors
-constexpr int HEADS = 1;  // KV heads of a unit of work
-constexpr int Q_TILE = 32;  // queries of a unit of work
-constexpr int ROWS_PAD = 96;  // its query rows, in whole blocks
-constexpr int ROW_BLOCK = 4;  // query rows of the inner kernel
-constexpr int TOK_BLOCK = 4;  // keys of the inner kernel
-constexpr int K_PITCH = 80;  // elements of a prepared query row
+constexpr int TILE = 256;  // keys between two softmax steps
+constexpr int Q_TILE = 170;  // queries of a unit of work
+constexpr int ROW_BLOCK = 4;  // query rows of the inner kernels
+constexpr int STATES = 16;  // as many, in whole vectors
+constexpr int COLUMNS = 64;  // keys of a panel of K
+constexpr int K_WORDS = 80;  // words of a key in it
+constexpr int V_WORDS = 80;  // words of a row of the panel of V
 constexpr int V_PITCH = 80;  // elements of an accumulator row
 constexpr int WINDOW = 128;  // earlier keys that a query sees
 constexpr int K_STRIDE_TOK = 192;  // elements from one tok index to the next
@@ -61,9 +60,24 @@ struct Args {
 };
 
 
-inline float f16_to_f32(uint16_t x) { return _cvtsh_ss(x); }
+// Rounded to nearest even; vectors as in `widen_f16`.
+template <int N>
+inline void narrow_f16(const float* x, uint16_t* y) {
+  for (int d = 0; d < N; d += 16) {
+    const int at = std::min(d, N - 16);
+    _mm256_storeu_si256((__m256i*)(y + at), _mm512_cvtps_ph(_mm512_loadu_ps(x + at), _MM_FROUND_TO_NEAREST_INT));
+  }
+}
 
-inline uint16_t f32_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+// N elements in whole vectors; the last one overlaps the one before where N is no multiple of 16.
+template <int N>
+inline void widen_f16(const uint16_t* x, float* y) {
+  for (int d = 0; d < N; d += 16) {
+    const int at = std::min(d, N - 16);
+    _mm512_storeu_ps(y + at, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(x + at))));
+  }
+}
+
 
 using vf = __m512;
 constexpr int LANES = 16;
@@ -71,17 +85,6 @@ inline vf splat(float x) { return _mm512_set1_ps(x); }
 inline vf load_f32(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-
-inline vf load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-
-inline vf load_f16_part(const uint16_t* p, int n) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1u << n) - 1, p));
-}
-
-inline vf widen_int8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
-inline vf load_int8(const int8_t* p) { return widen_int8(_mm_loadu_si128((const __m128i*)p)); }
-
-inline vf load_int8_part(const int8_t* p, int n) { return widen_int8(_mm_maskz_loadu_epi8((1u << n) - 1, p)); }
 
 inline vf larger(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline float largest(vf x) { return _mm512_reduce_max_ps(x); }
@@ -101,191 +104,60 @@ inline vf exp2v(vf x) {
   return _mm512_scalef_ps(y, whole);
 }
 
-// Lane i of the result is the sum of the lanes of x[i]: a transposing tree of 15 additions.
-inline vf sum_each(const vf (&x)[16]) {
-  vf pairs[8], quads[4];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i)
-    pairs[i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]) + _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-    quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-  }
-  // quads[i] holds, in each 128-bit lane, a part of the sums of x[4i .. 4i + 3]: add those lanes up.
-  const vf low = _mm512_shuffle_f32x4(quads[0], quads[1], 0x44) + _mm512_shuffle_f32x4(quads[0], quads[1], 0xEE);
-  const vf high = _mm512_shuffle_f32x4(quads[2], quads[3], 0x44) + _mm512_shuffle_f32x4(quads[2], quads[3], 0xEE);
-  return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xDD);
+// The lanes begin <= i < end of x; the others become `rest`.
+inline vf seen(vf x, int begin, int end, float rest) {
+  const uint32_t below = end <= 0 ? 0 : end >= LANES ? 0xffff : (1u << end) - 1;
+  const uint32_t from = begin <= 0 ? 0xffff : begin >= LANES ? 0 : 0xffffu << begin;
+  return _mm512_mask_mov_ps(splat(rest), (__mmask16)(below & from), x);
 }
 
+inline vf times(vf b, const float* a, vf sum) { return fma(b, splat(*a), sum); }
+inline void store_weights(float* p, vf x) { store(p, x); }
 
-// One unit of work: some heads of one request, a block of query rows, and the state of each row.
+// 16 words of 32 bits of 16 rows, transposed: word w of row i goes to panel[w][i].
+inline void transpose(const float* const* rows, int at, float* panel, int pitch) {
+  __m512i x[16], y[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_si512(rows[i] + at);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+  // x[4 j + k] holds words k, 4 + k, 8 + k and 12 + k of rows 4 j .. 4 j + 3, one in each 128-bit lane.
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+    const __m512i even0 = _mm512_shuffle_i32x4(x[k], x[k + 4], 0x88), odd0 = _mm512_shuffle_i32x4(x[k], x[k + 4], 0xdd);
+    const __m512i even1 = _mm512_shuffle_i32x4(x[k + 8], x[k + 12], 0x88), odd1 = _mm512_shuffle_i32x4(x[k + 8], x[k + 12], 0xdd);
+    _mm512_storeu_si512(panel + k * pitch, _mm512_shuffle_i32x4(even0, even1, 0x88));
+    _mm512_storeu_si512(panel + (k + 4) * pitch, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
+    _mm512_storeu_si512(panel + (k + 8) * pitch, _mm512_shuffle_i32x4(even0, even1, 0xdd));
+    _mm512_storeu_si512(panel + (k + 12) * pitch, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
+  }
+}
+
+// One unit of work: up to Q_TILE queries of one request for one KV head, the state of each row, and the tile at hand.
 struct Unit {
   const int32_t* pages;  // the request's row of the page table
-  int64_t position;      // of the first query row's token
-  int rows, rows_pad;    // query rows of one KV head, and their number rounded up to ROW_BLOCK
-  int head0;             // first KV head
-  float* q;              // HEADS x rows_pad x K_PITCH
-  float* acc;            // HEADS x rows_pad x V_PITCH
-  float *m, *l;          // HEADS x rows_pad
+  int64_t head;          // KV head
+  int64_t position;      // of the first query
+  int64_t kv_len;        // keys of the request
+  int rows;              // query rows: row = query * GROUP + head in the group
+  float* q;              // rows x HEAD_DIM
+  float* acc;            // rows x V_PITCH
+  float *m, *l;          // of a row: the running maximum of the scaled scores, the sum of 2^(score - m)
+  float* k;              // panels of TILE keys
+  float* v;
 };
 
-// Where the keys of a tile lie, as offsets that all heads share.
-struct Tile {
-  int64_t k[TILE_PAD], v[TILE_PAD];
-};
-
-// The same for one head: rows of K and V, and their scales.
-struct Rows {
-  const uint16_t* k[TILE_PAD];
-  const int8_t* v[TILE_PAD];
-};
-
-// Past the last key the last one repeats, so that whole blocks can be computed; their weights are zero.
-inline void locate(const Args& a, const int32_t* pages, int64_t first, int count, Tile& tile) {
-  for (int i = 0; i < TILE_PAD; ++i) {
-    const int64_t key = first + std::min(i, count - 1);
-    const int64_t page = pages[key / PAGE], tok = key % PAGE;
-    tile.k[i] = page * a.k_stride_page + tok * K_STRIDE_TOK;
-    tile.v[i] = page * a.v_stride_page + tok * V_STRIDE_TOK;
-  }
-}
-
-inline void point(const Args& a, const Tile& tile, int64_t head, Rows& rows) {
-  const uint16_t* k_head = a.k + head * K_STRIDE_HEAD;
-  const int8_t* v_head = a.v + head * V_STRIDE_HEAD;
-  for (int i = 0; i < TILE_PAD; ++i) {
-    rows.k[i] = k_head + tile.k[i];
-    rows.v[i] = v_head + tile.v[i];
-  }
-}
-
-// s[r][t] = q_r . k_t for ROW_BLOCK queries and TOK_BLOCK keys. Lanes run along d and are summed at the end.
-inline void score_block(const float* q, const uint16_t* const* k_rows, float* s) {
-  vf sums[ROW_BLOCK * TOK_BLOCK] = {};
-  for (int d = 0; d < 64; d += 16) {
-    vf k_T[TOK_BLOCK];
-#pragma GCC unroll 16
-    for (int t = 0; t < TOK_BLOCK; ++t) k_T[t] = load_f16(k_rows[t] + d);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) {
-      const vf q_r = load_f32(q + r * K_PITCH + d);
-#pragma GCC unroll 16
-      for (int t = 0; t < TOK_BLOCK; ++t) sums[r * TOK_BLOCK + t] = fma(q_r, k_T[t], sums[r * TOK_BLOCK + t]);
-    }
-  }
-  {
-    vf k_T[TOK_BLOCK];
-#pragma GCC unroll 16
-    for (int t = 0; t < TOK_BLOCK; ++t) k_T[t] = load_f16_part(k_rows[t] + 64, 8);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) {
-      const vf q_r = load_f32(q + r * K_PITCH + 64);
-#pragma GCC unroll 16
-      for (int t = 0; t < TOK_BLOCK; ++t) sums[r * TOK_BLOCK + t] = fma(q_r, k_T[t], sums[r * TOK_BLOCK + t]);
-    }
-  }
-  alignas(64) float scores[LANES];
-  store(scores, sum_each(sums));
-  for (int r = 0; r < ROW_BLOCK; ++r) std::memcpy(s + r * TILE_PAD, scores + r * TOK_BLOCK, TOK_BLOCK * sizeof(float));
-}
-
-// acc[r][START ...] = alpha[r] * acc[r][START ...] + sum over keys of p[r][t] * v_t, for VECTORS vectors of d.
-// Where MASKED, keys of weight zero are left out: 0 * NaN is NaN, and what a query does not see may hold one.
-template <bool MASKED, int START, int VECTORS, int TAIL>
-inline void weigh_block(const float* p, const int8_t* const* v_rows, int count, const float* alpha, float* acc) {
-  vf sums[ROW_BLOCK][VECTORS];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROW_BLOCK; ++r)
-#pragma GCC unroll 16
-    for (int c = 0; c < VECTORS; ++c) sums[r][c] = load_f32(acc + r * V_PITCH + START + c * LANES) * splat(alpha[r]);
-  for (int t = 0; t < count; ++t) {
-    vf v_D[VECTORS];
-#pragma GCC unroll 16
-    for (int c = 0; c < VECTORS; ++c)
-      v_D[c] = TAIL && c == VECTORS - 1 ? load_int8_part(v_rows[t] + START + c * LANES, TAIL)
-                                        : load_int8(v_rows[t] + START + c * LANES);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) {
-      if (MASKED && p[r * TILE_PAD + t] == 0.0f) continue;
-#pragma GCC unroll 16
-      for (int c = 0; c < VECTORS; ++c) sums[r][c] = fma(splat(p[r * TILE_PAD + t]), v_D[c], sums[r][c]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < ROW_BLOCK; ++r)
-#pragma GCC unroll 16
-    for (int c = 0; c < VECTORS; ++c) store(acc + r * V_PITCH + START + c * LANES, sums[r][c]);
-}
-
-// One softmax step: ROW_BLOCK query rows (from `row` of the head, at `state` of the unit) against a tile of keys.
-template <bool MASKED>
-inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row, int64_t first, int count, float score_scale) {
-  alignas(64) float s[ROW_BLOCK * TILE_PAD];
-  const float* q = u.q + state * K_PITCH;
-  for (int t = 0; t < count; t += TOK_BLOCK) {
-    score_block(q, rows.k + t, s + t);
-  }
-
-  const int padded = (count + LANES - 1) / LANES * LANES;
-  alignas(64) float change[LANES] = {};  // m before minus m after, then the factor 2^change on what was summed before
-  float added[ROW_BLOCK];
-  for (int r = 0; r < ROW_BLOCK; ++r) {
-    float* s_r = s + r * TILE_PAD;
-    for (int t = 0; t < count; t += LANES)
-      store(s_r + t, load_f32(s_r + t) * splat(score_scale));
-    if (MASKED) {
-      const int64_t pos = u.position + (row + r) / GROUP;
-      for (int t = 0; t < count; ++t) {
-        const int64_t key = first + t;
-        if (!((key <= pos) && (key + WINDOW >= pos))) s_r[t] = -INFINITY;
-      }
-    }
-    for (int t = count; t < padded; ++t) s_r[t] = -INFINITY;
-    vf top = splat(-INFINITY);
-    for (int t = 0; t < padded; t += LANES) top = larger(top, load_f32(s_r + t));
-
-    float& m = u.m[state + r];
-    const float m_new = std::max(m, largest(top));
-    // Where no key has been seen yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would be NaN.
-    const float base = m_new == -INFINITY ? 0.0f : m_new;
-    change[r] = m - base;
-    m = m_new;
-    vf sum = splat(0.0f);
-    for (int t = 0; t < padded; t += LANES) {
-      const vf weight = exp2v(load_f32(s_r + t) - splat(base));
-      sum = sum + weight;
-      store(s_r + t, weight);
-    }
-    added[r] = total(sum);
-  }
-  store(change, exp2v(load_f32(change)));
-  for (int r = 0; r < ROW_BLOCK; ++r) u.l[state + r] = u.l[state + r] * change[r] + added[r];
-  float* acc = u.acc + state * V_PITCH;
-  weigh_block<MASKED, 0, 4, 0>(s, rows.v, count, change, acc);
-  weigh_block<MASKED, 64, 1, 8>(s, rows.v, count, change, acc);
-}
-
-// Attention of the unit's rows over keys lo .. hi - 1, tile by tile; tiles lie on multiples of TILE.
-template <bool MASKED>
-inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
-  for (int64_t first = lo; first < hi;) {
-    const int64_t last = std::min(hi, (first / TILE + 1) * TILE);
-    const int count = (int)(last - first);
-    Tile tile;
-    locate(a, u.pages, first, count, tile);
-    for (int h = 0; h < HEADS; ++h) {
-      Rows rows;
-      point(a, tile, u.head0 + h, rows);
-      const float score_scale = (float)a.score_scale;
-      for (int row = 0; row < u.rows; row += ROW_BLOCK)
-        attend_block<MASKED>(u, rows, h * u.rows_pad + row, row, first, count, score_scale);
-    }
-    first = last;
-  }
-}
-
-// A thread's scratch, carved from the workspace; `bytes` is what one thread needs.
+// A thread's scratch, carved from the workspace; `carve` gives the bytes that one thread needs.
 struct Scratch {
   uintptr_t at;
   template <typename T>
@@ -296,49 +168,17 @@ struct Scratch {
   }
 };
 
-inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
+inline int64_t carve(Scratch scratch, const Args& a, Unit& u) {
   const uintptr_t start = scratch.at;
-  const int64_t rows = (int64_t)HEADS * rows_pad;
-  u.rows_pad = rows_pad;
-  u.q = scratch.take<float>(rows * K_PITCH);
+  const int64_t queries = std::min<int64_t>(Q_TILE, a.max_q_len);
+  const int64_t rows = (queries * GROUP + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
+  u.q = scratch.take<float>(rows * HEAD_DIM);
   u.acc = scratch.take<float>(rows * V_PITCH);
   u.m = scratch.take<float>(rows);
   u.l = scratch.take<float>(rows);
+  u.k = scratch.take<float>(TILE * K_WORDS);
+  u.v = scratch.take<float>(TILE * V_WORDS);
   return (int64_t)(scratch.at - start);
-}
-
-// Loads the unit's queries (rows of one KV head are query-major: row = query * GROUP + head in the group), padded
-// with zeros to whole blocks and vectors, and empties its state.
-inline void begin(const Args& a, Unit& u, int64_t q_row) {
-  const int64_t state_rows = (int64_t)HEADS * u.rows_pad;
-  std::fill(u.acc, u.acc + state_rows * V_PITCH, 0.0f);
-  std::fill(u.m, u.m + state_rows, -INFINITY);
-  std::fill(u.l, u.l + state_rows, 0.0f);
-  for (int h = 0; h < HEADS; ++h) {
-    for (int row = 0; row < u.rows_pad; ++row) {
-      float* q = u.q + ((int64_t)h * u.rows_pad + row) * K_PITCH;
-      std::fill(q, q + K_PITCH, float(0));
-      if (row >= u.rows) continue;
-      const uint16_t* source =
-          a.q + (q_row + row / GROUP) * a.q_stride_tok + ((u.head0 + h) * GROUP + row % GROUP) * a.q_stride_head;
-      for (int d = 0; d < HEAD_DIM; ++d) q[d] = f16_to_f32(source[d]);
-    }
-  }
-}
-
-// Divides a row's sum by its weight. No key seen: out = 0 and lse = -inf.
-inline float finish(const Unit& u, int64_t state, float v_scale, float* row) {
-  const float l = u.l[state];
-  const float factor = l == 0.0f ? 0.0f : v_scale / l;
-  float* acc = u.acc + state * V_PITCH;
-  for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = acc[d] * factor;
-  return l == 0.0f ? -INFINITY : u.m[state] + std::log2(l);
-}
-
-inline void write_row(const Args& a, int64_t q_row, int64_t head, const float* row, float lse) {
-  uint16_t* out = a.out + q_row * a.out_stride_tok + head * a.out_stride_head;
-  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = f32_to_f16(row[d]);
-  a.lse[q_row * a.lse_stride_tok + head] = lse;
 }
 
 // Keys that some query at pos_first .. pos_last of a request with kv_len keys sees: lo .. hi - 1.
@@ -346,16 +186,195 @@ inline void key_range(int64_t pos_first, int64_t pos_last, int64_t kv_len, int64
   lo = std::max<int64_t>(0, pos_first - WINDOW);
   hi = std::min<int64_t>(kv_len, pos_last + 1);
 }
-// Whole tiles that every such query sees: full_lo .. full_hi - 1, inside lo .. hi; empty when there are none.
-inline void full_range(int64_t pos_first, int64_t pos_last, int64_t lo, int64_t hi, int64_t& full_lo, int64_t& full_hi) {
-  full_lo = std::max<int64_t>(lo, pos_last - WINDOW);
-  full_lo = std::min((full_lo + TILE - 1) / TILE * TILE, hi);
-  full_hi = std::max(full_lo, std::min<int64_t>(hi, std::max<int64_t>(0, pos_first + 1) / TILE * TILE));
+
+// A row of K as f32 numbers.
+inline void decode_k(const uint16_t* row, float* out) {
+  widen_f16<HEAD_DIM>(row, out);
 }
 
-inline int64_t scratch_bytes() {
+// Keys begin .. end - 1 of the tile whose first key is `first`, as panels; the rest of a vector of keys is zero.
+inline void stage_k(const Args& a, const Unit& u, int64_t first, int begin, int end) {
+  alignas(64) static constexpr float no_key[K_WORDS] = {};
+  const uint16_t* k_head = a.k + u.head * K_STRIDE_HEAD;
+  alignas(64) float decoded[LANES][K_WORDS] = {};
+  for (int t = begin / LANES * LANES; t < end; t += LANES) {
+    const float* rows[LANES];
+    for (int i = 0; i < LANES; ++i) {
+      rows[i] = no_key;
+      if (t + i < begin || t + i >= end) continue;
+      const int64_t key = first + t + i, page = u.pages[key / PAGE], tok = key % PAGE;
+      decode_k(k_head + page * a.k_stride_page + tok * K_STRIDE_TOK, decoded[i]);
+      rows[i] = decoded[i];
+    }
+    float* panel = u.k + (t / COLUMNS * COLUMNS * K_WORDS + t % COLUMNS);
+    for (int w = 0; w < K_WORDS; w += LANES) transpose(rows, w, panel + w * COLUMNS, COLUMNS);
+  }
+}
+
+// A row of V as f32 codes, which are exact.
+inline void decode_v(const int8_t* row, float* out) {
+  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = (float)row[d];
+}
+
+// The same keys of V. A key outside begin .. end - 1 is zero where one inside shares its vector of keys.
+inline void stage_v(const Args& a, const Unit& u, int64_t first, int begin, int end) {
+  const int8_t* v_head = a.v + u.head * V_STRIDE_HEAD;
+  for (int t = begin / COLUMNS * COLUMNS; t < end; t += 1) {
+    float* row = u.v + t * V_WORDS;
+    if (t < begin) {
+      std::fill(row, row + V_WORDS, 0.0f);
+      continue;
+    }
+    const int64_t key = first + t, page = u.pages[key / PAGE], tok = key % PAGE;
+    decode_v(v_head + page * a.v_stride_page + tok * V_STRIDE_TOK, row);
+  }
+}
+
+// sums[r][c] += row r of `left` times column vector c of a panel, over `steps` of its rows of words.
+template <int VECTORS>
+inline __attribute__((always_inline)) void multiply(const float* left, int left_pitch, const float* panel,
+                                                    int panel_pitch, int steps, vf (&sums)[ROW_BLOCK][VECTORS]) {
+  for (int k = 0; k < steps; ++k) {
+    vf b[VECTORS];
+#pragma GCC unroll 16
+    for (int c = 0; c < VECTORS; ++c) b[c] = load_f32(panel + k * panel_pitch + c * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROW_BLOCK; ++r)
+#pragma GCC unroll 16
+      for (int c = 0; c < VECTORS; ++c) sums[r][c] = times(b[c], left + r * left_pitch + k, sums[r][c]);
+  }
+}
+
+// Of a tile of keys, those that each row of a block sees: begin <= t < end.
+struct Seen {
+  int begin[ROW_BLOCK], end[ROW_BLOCK];
+};
+
+// Scaled scores of VECTORS vectors of keys from key t of the tile on; `top` gathers the largest of each row.
+template <bool MASKED, int VECTORS>
+inline void score_columns(const Unit& u, int row, int t, const Seen& keys, vf score_scale, float* s, vf* top) {
+  const float* q = u.q + row * HEAD_DIM;
+  const float* panel = u.k + (t / COLUMNS * COLUMNS * K_WORDS + t % COLUMNS);
+  vf sums[ROW_BLOCK][VECTORS] = {};
+  multiply(q, HEAD_DIM, panel, COLUMNS, HEAD_DIM, sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROW_BLOCK; ++r)
+#pragma GCC unroll 16
+    for (int c = 0; c < VECTORS; ++c) {
+      const int at = t + c * LANES;
+      vf x = sums[r][c] * score_scale;
+      if (MASKED) x = seen(x, keys.begin[r] - at, keys.end[r] - at, -INFINITY);
+      store(s + r * TILE + at, x);
+      top[r] = larger(top[r], x);
+    }
+}
+
+// acc[r][START ...] = alpha[r] * acc[r][START ...] + sum over keys from .. end - 1 of p[r][t] * v_t, for VECTORS vectors of d.
+template <bool MASKED, int START, int VECTORS>
+inline void weigh(const Unit& u, int row, int from, int end, const float* p, const float* alpha) {
+  float* acc = u.acc + (int64_t)row * V_PITCH + START;
+  vf sums[ROW_BLOCK][VECTORS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROW_BLOCK; ++r)
+#pragma GCC unroll 16
+    for (int c = 0; c < VECTORS; ++c) sums[r][c] = load_f32(acc + r * V_PITCH + c * LANES) * splat(alpha[r]);
+  multiply(p + from, TILE, u.v + from * V_WORDS + START, V_WORDS, end - from, sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROW_BLOCK; ++r)
+#pragma GCC unroll 16
+    for (int c = 0; c < VECTORS; ++c) store(acc + r * V_PITCH + c * LANES, sums[r][c]);
+}
+
+// One softmax step of ROW_BLOCK query rows against keys from .. end - 1 of the tile. MASKED: not every row sees all of
+// the tile; else from = 0 and end = TILE.
+template <bool MASKED>
+inline void attend_block(const Unit& u, int row, int from, int end, const Seen& keys, vf score_scale) {
+  alignas(64) float s[ROW_BLOCK * TILE];
+  alignas(64) float p[ROW_BLOCK * TILE];
+  vf top[ROW_BLOCK];
+  for (int r = 0; r < ROW_BLOCK; ++r) top[r] = splat(-INFINITY);
+  const int padded = (end + LANES - 1) / LANES * LANES;
+  int t = from;
+  for (; t + COLUMNS <= padded; t += COLUMNS) score_columns<MASKED, 4>(u, row, t, keys, score_scale, s, top);
+  if (MASKED) {
+    if (padded - t == 1 * LANES) score_columns<true, 1>(u, row, t, keys, score_scale, s, top);
+    if (padded - t == 2 * LANES) score_columns<true, 2>(u, row, t, keys, score_scale, s, top);
+    if (padded - t == 3 * LANES) score_columns<true, 3>(u, row, t, keys, score_scale, s, top);
+  }
+
+  alignas(64) float alpha[STATES] = {};  // m before minus m after, then the factor 2^alpha on what was summed before
+  float added[ROW_BLOCK];
+  for (int r = 0; r < ROW_BLOCK; ++r) {
+    float* s_r = s + r * TILE;
+    float& m = u.m[row + r];
+    const float m_new = std::max(m, largest(top[r]));
+    // Where no key has been seen yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would be NaN.
+    const float base = m_new == -INFINITY ? 0.0f : m_new;
+    alpha[r] = m - base;
+    m = m_new;
+    vf sum = splat(0.0f);
+    for (t = from; t < padded; t += LANES) {
+      const vf weight = exp2v(load_f32(s_r + t) - splat(base));
+      sum = sum + weight;
+      store_weights(p + r * TILE + t, weight);
+    }
+    added[r] = total(sum);
+  }
+  for (int r = 0; r < STATES; r += LANES) store(alpha + r, exp2v(load_f32(alpha + r)));
+  for (int r = 0; r < ROW_BLOCK; ++r) u.l[row + r] = u.l[row + r] * alpha[r] + added[r];
+  weigh<MASKED, 0, 4>(u, row, from, end, p, alpha);
+  weigh<MASKED, 64, 1>(u, row, from, end, p, alpha);
+}
+
+// The same for the keys of a tile that the rows of a block see; `first` is the tile's first key.
+inline void attend_rows(const Unit& u, int row, int64_t first, vf score_scale) {
+  Seen keys;
+  for (int r = 0; r < ROW_BLOCK; ++r) {
+    // Rows that only fill the last block see what the last row sees.
+    const int64_t pos = u.position + std::min(row + r, u.rows - 1) / GROUP;
+    int64_t lo, hi;
+    key_range(pos, pos, u.kv_len, lo, hi);
+    keys.begin[r] = (int)std::clamp<int64_t>(lo - first, 0, TILE);
+    keys.end[r] = (int)std::clamp<int64_t>(hi - first, 0, TILE);
+  }
+  // Later rows begin and end later.
+  const int from = keys.begin[0] / COLUMNS * COLUMNS, end = keys.end[ROW_BLOCK - 1];
+  if (keys.begin[ROW_BLOCK - 1] == 0 && keys.end[0] == TILE)
+    attend_block<false>(u, row, 0, TILE, keys, score_scale);
+  else if (from < end)
+    attend_block<true>(u, row, from, end, keys, score_scale);
+}
+
+// Loads the unit's queries, padded with zeros to whole blocks, and empties its state.
+inline void begin(const Args& a, const Unit& u, int64_t q_row) {
+  const int rows = (u.rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
+  std::fill(u.acc, u.acc + (int64_t)rows * V_PITCH, 0.0f);
+  std::fill(u.m, u.m + rows, -INFINITY);
+  std::fill(u.l, u.l + rows, 0.0f);
+  std::fill(u.q + u.rows * HEAD_DIM, u.q + rows * HEAD_DIM, float(0));
+  for (int row = 0; row < u.rows; ++row) {
+    float* q = u.q + row * HEAD_DIM;
+    const uint16_t* x = a.q + (q_row + row / GROUP) * a.q_stride_tok + (u.head * GROUP + row % GROUP) * a.q_stride_head;
+    widen_f16<HEAD_DIM>(x, q);
+  }
+}
+
+// Divides the sums of a row by its weight and writes it. No key seen: out = 0 and lse = -inf.
+inline void finish(const Args& a, const Unit& u, int row, int64_t q_row) {
+  const int64_t token = q_row + row / GROUP, head = u.head * GROUP + row % GROUP;
+  const float l = u.l[row];
+  const float factor = l == 0.0f ? 0.0f : a.v_scale[u.head] / l;
+  const float* acc = u.acc + (int64_t)row * V_PITCH;
+  uint16_t* out = a.out + token * a.out_stride_tok + head * a.out_stride_head;
+  float y[V_HEAD_DIM];
+  for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = acc[d] * factor;
+  narrow_f16<V_HEAD_DIM>(y, out);
+  a.lse[token * a.lse_stride_tok + head] = l == 0.0f ? -INFINITY : u.m[row] + std::log2(l);
+}
+
+inline int64_t scratch_bytes(const Args& a) {
   Unit u;
-  return carve(Scratch{0}, ROWS_PAD, u);
+  return carve(Scratch{0}, a, u);
 }
 
 int run(const Args& a) {
@@ -366,33 +385,32 @@ int run(const Args& a) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Unit u;
-    carve(Scratch{(uintptr_t)a.workspace + omp_get_thread_num() * scratch_bytes()}, ROWS_PAD, u);
-    float row[V_HEAD_DIM];
+    carve(Scratch{(uintptr_t)a.workspace + omp_get_thread_num() * scratch_bytes(a)}, a, u);
 
     // Late tiles of a causal request are the longest: they go first.
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < units; ++item) {
       const int64_t b = item / KV_HEADS % a.batch, tile = tiles - 1 - item / (KV_HEADS * a.batch);
-      const int64_t q_start = a.q_starts[b], q_len = a.q_starts[b + 1] - q_start, kv_len = a.kv_lens[b];
+      const int64_t q_start = a.q_starts[b], q_len = a.q_starts[b + 1] - q_start;
       const int64_t q_first = tile * Q_TILE, queries = std::min<int64_t>(Q_TILE, q_len - q_first);
       if (queries <= 0) continue;
       u.pages = a.page_table + b * a.table_stride;
-      u.position = kv_len - q_len + q_first;
+      u.head = item % KV_HEADS;
+      u.kv_len = a.kv_lens[b];
+      u.position = u.kv_len - q_len + q_first;
       u.rows = (int)queries * GROUP;
-      u.head0 = (int)(item % KV_HEADS);
-      int64_t lo, hi;
-      key_range(u.position, u.position + queries - 1, kv_len, lo, hi);
       begin(a, u, q_start + q_first);
-      int64_t full_lo, full_hi;
-      full_range(u.position, u.position + queries - 1, lo, hi, full_lo, full_hi);
-      segment<true>(a, u, lo, full_lo);
-      segment<false>(a, u, full_lo, full_hi);
-      segment<true>(a, u, full_hi, hi);
 
-      for (int i = 0; i < u.rows; ++i) {
-        const float lse = finish(u, i, a.v_scale[u.head0], row);
-        write_row(a, q_start + q_first + i / GROUP, u.head0 * GROUP + i % GROUP, row, lse);
+      int64_t lo, hi;
+      key_range(u.position, u.position + queries - 1, u.kv_len, lo, hi);
+      const vf score_scale = splat((float)a.score_scale);
+      for (int64_t first = lo / TILE * TILE; first < hi; first += TILE) {
+        const int begin_key = (int)std::max<int64_t>(lo - first, 0), end_key = (int)std::min<int64_t>(hi - first, TILE);
+        stage_k(a, u, first, begin_key, end_key);
+        stage_v(a, u, first, begin_key, end_key);
+        for (int row = 0; row < u.rows; row += ROW_BLOCK) attend_rows(u, row, first, score_scale);
       }
+      for (int row = 0; row < u.rows; ++row) finish(a, u, row, q_start + q_first);
     }
   }
   return 0;
@@ -416,18 +434,18 @@ inline int64_t broken_rule(const Args& a, int64_t num_pages, int64_t rows) {
 }
 
 
-}  // namespace kvgen_prefill_3703c9ec_impl
+}  // namespace kvgen_prefill_22f96af3_impl
 
 // Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.
 // They are looked at where `num_pages` is not negative; `rows` is the number of query rows.
-extern "C" int64_t kvgen_prefill_3703c9ec_query(const void* args, int64_t num_pages, int64_t rows) {
-  using namespace kvgen_prefill_3703c9ec_impl;
+extern "C" int64_t kvgen_prefill_22f96af3_query(const void* args, int64_t num_pages, int64_t rows) {
+  using namespace kvgen_prefill_22f96af3_impl;
   const Args& a = *static_cast<const Args*>(args);
   if (num_pages >= 0)
     if (const int64_t rule = broken_rule(a, num_pages, rows)) return -rule;
-  return a.num_threads * scratch_bytes();
+  return a.num_threads * scratch_bytes(a);
 }
 
-extern "C" int kvgen_prefill_3703c9ec(const void* args) {
-  return kvgen_prefill_3703c9ec_impl::run(*static_cast<const kvgen_prefill_3703c9ec_impl::Args*>(args));
+extern "C" int kvgen_prefill_22f96af3(const void* args) {
+  return kvgen_prefill_22f96af3_impl::run(*static_cast<const kvgen_prefill_22f96af3_impl::Args*>(args));
 }

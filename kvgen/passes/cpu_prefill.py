@@ -1,0 +1,210 @@
+"""What prefill asks the plan on the CPU: the panels of K and V, and how their rows become one.
+
+Every row block of a unit reads the same panels, so bringing a tile into the form that the products want costs
+little, whatever its layout and format. Codes are multiplied as they are (they are exact in bf16), and scales
+meet the scores and the weights: nothing is dequantised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.ir import Spec, Target, rules
+from kvgen.ir.plan import Constant
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
+from kvgen.passes.cpu_attention import LANES, Answers, Inputs
+from kvgen.passes.cpu_codec import RowField, codec_answers, row_field, row_reading, row_writing
+from kvgen.passes.cpu_text import C_TYPES, writing
+from kvgen.passes.lower import fold_site
+from kvgen.passes.masks import MaskTerm, mask_terms
+
+VECTORS = {"avx512": 4, "avx2": 2, "portable": 2}
+"""Column vectors of a product whose sums, with those of a few rows, fill the registers of each ISA row."""
+
+EXACT_IN_BF16 = ("bf16", "int8", "int4x2", "e4m3")
+"""Storage types whose elements bf16 holds without rounding."""
+
+
+@dataclass(frozen=True)
+class PanelSide:
+    """K or V as the products of prefill read it."""
+
+    field: RowField
+    """The stored row."""
+    words: int
+    """Elements in a word of 32 bits: 2 for bf16 pairs, 1 for f32."""
+    copied: bool
+    """Whether a row is decoded before it goes into a panel, not read in place."""
+    column: bool
+    """Whether each key has a scale of its own."""
+    blocks: int
+    """Blocks of d that have a scale each; 1 where a row has one or none."""
+    block: int
+    """Elements of such a block."""
+    rough: bool
+    """Whether a value may be inf or NaN where some row does not see it."""
+    chunks: tuple[dict[str, int], ...]
+    """V: parts of d whose sums fit the registers: first element, vectors, block."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of an element of the panel."""
+        return "bf16" if self.words == 2 else "f32"
+
+    @property
+    def type(self) -> str:
+        """C++ type of it."""
+        return C_TYPES[self.dtype]
+
+    @property
+    def operand(self) -> str:
+        """C++ type of a vector of the panel."""
+        return "vpairs" if self.words == 2 else "vf"
+
+    @property
+    def load(self) -> str:
+        """Function that loads one."""
+        return "load_pairs" if self.words == 2 else "load_f32"
+
+    @property
+    def bits(self) -> str:
+        """C++ type of the bits of an element."""
+        return "uint16_t" if self.words == 2 else "uint32_t"
+
+    @property
+    def exponent(self) -> str:
+        """Bits that are all ones in an inf or NaN."""
+        return "0x7f80" if self.words == 2 else "0x7f800000"
+
+    @property
+    def decoded(self) -> bool:
+        """Whether a row of V is decoded: one of f32 goes into the panel as it is."""
+        return self.copied or self.words == 1
+
+    def helpers(self) -> set[str]:
+        """Names of the codec helpers that decoding a row needs."""
+        if self.field.storage == self.dtype:
+            return set()
+        return row_reading(self.field.storage) | (writing("bf16") if self.words == 2 else set())
+
+
+def prefill_answers(given: Inputs) -> Answers:
+    """Constants and answers of the prefill template."""
+    spec, schedule, target = given.spec, given.schedule, given.target
+    att, lanes, vectors = spec.attention, LANES[target.arch], VECTORS[target.arch]
+    row_block, tile = schedule.int("row_block"), schedule.int("tile")
+    q_tile = max(1, schedule.int("rows") // att.group)
+    k, v = panel_side(given, "k"), panel_side(given, "v")
+    masks = mask_terms(att)
+    quantised = att.qk == "int8"
+    constants = [
+        Constant("GROUP", att.group, "query heads that share a KV head"),
+        Constant("TILE", tile, "keys between two softmax steps"),
+        Constant("Q_TILE", q_tile, "queries of a unit of work"),
+        Constant("ROW_BLOCK", row_block, "query rows of the inner kernels"),
+        Constant("STATES", _round_up(row_block, lanes), "as many, in whole vectors"),
+        Constant("COLUMNS", vectors * lanes, "keys of a panel of K"),
+        Constant("K_WORDS", _round_up(att.head_dim // k.words, lanes), "words of a key in it"),
+        Constant("V_WORDS", _round_up(att.v_head_dim, v.words * lanes), "words of a row of the panel of V"),
+        Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
+    ]
+    if att.window is not None:
+        constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
+    if quantised:
+        constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
+    helpers = k.helpers() | v.helpers() | row_writing(att.q_dtype)
+    helpers |= row_reading(att.q_dtype) if quantised or att.q_dtype != k.dtype else set()
+    if quantised:
+        helpers |= {"find_scale", "to_integer"} | (writing("bf16") if k.words == 2 else set())
+    answers: dict[str, Any] = {
+        "isa_file": f"cpp/_isa_{target.arch}.jinja",
+        "prefill_file": f"cpp/_isa_prefill_{target.arch}.jinja",
+        "panel_names": _panel_names(k, v),
+        "k_side": k,
+        "v_side": v,
+        "vectors": vectors,
+        "fewer_vectors": list(range(1, vectors)),
+        "q_tile": q_tile,
+        "q_type": C_TYPES[att.q_dtype],
+        "q_quantised": quantised,
+        "score_scale": _score_scale(spec, k),
+        "range": _range(masks),
+        "ragged": True,
+        "rules": rules,
+        **codec_answers(target, helpers),
+    }
+    return tuple(constants), answers
+
+
+def panel_side(given: Inputs, side: str) -> PanelSide:
+    """K or V: bf16 pairs where the CPU multiplies them and nothing is rounded that the spec wants exact."""
+    spec, target = given.spec, given.target
+    att, field, fold = spec.attention, row_field(given, side), fold_site(spec, side)
+    width = att.head_dim if side == "k" else att.v_head_dim
+    words = 2 if multiplies_pairs(spec, target, side) else 1
+    lanes, vectors = LANES[target.arch], VECTORS[target.arch]
+    # A row is read in place where whole vectors hold it as the panel wants it.
+    in_place = field.contiguous and width % (words * lanes) == 0
+    same = field.storage == ("bf16" if words == 2 else "f32")
+    block = fold.block or width
+    return PanelSide(
+        field=field,
+        words=words,
+        copied=not (same and in_place),
+        column=fold.site in ("score_column", "weight_column"),
+        blocks=width // block,
+        block=block,
+        rough=side == "v" and bool(mask_terms(att)) and not spec.cache.v.fmt.integer,
+        chunks=_chunks(width, block, lanes, vectors) if side == "v" else (),
+    )
+
+
+def multiplies_pairs(spec: Spec, target: Target, side: str) -> bool:
+    """Whether K meets the query, or V the weights, as bf16 pairs.
+
+    The stored elements must be exact in bf16, and so must be the query; weights may be rounded to bf16 where
+    the result is, or where 8 bits are all that is asked for.
+    """
+    att = spec.attention
+    loose = att.qk == "int8" if side == "k" else att.pv == "int8"
+    exact = spec.cache.quant(side).fmt.storage in EXACT_IN_BF16
+    return "bf16" in target.features and exact and (loose or att.q_dtype == "bf16")
+
+
+def _chunks(width: int, block: int, lanes: int, vectors: int) -> tuple[dict[str, int], ...]:
+    found = []
+    for first in range(0, width, block):
+        for start in range(first, first + block, vectors * lanes):
+            left = -(-(first + block - start) // lanes)
+            found.append({"start": start, "count": min(vectors, left), "block": first // block})
+    return tuple(found)
+
+
+def _panel_names(k: PanelSide, v: PanelSide) -> list[str]:
+    """Helpers of the ISA row's own file."""
+    names = ["panel_f32"] if 1 in (k.words, v.words) else []
+    names += ["panel_pairs"] if 2 in (k.words, v.words) else []
+    if v.words == 2:
+        names += ["weights_pairs", "weave_pairs", *(["half_pairs"] if v.rough else [])]
+    return names
+
+
+def _score_scale(spec: Spec, k: PanelSide) -> str:
+    if not k.field.static:
+        return "(float)a.score_scale"
+    assert k.field.scale is not None
+    return f"(float)a.score_scale * a.k_scale[{k.field.scale.c(head='u.head')}]"
+
+
+def _range(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
+    """First key and one past the last that a block of queries sees, as C++ text; empty for no bound."""
+    lows, highs = (
+        [text for text in texts if text] for texts in ([t.lo for t in terms], [t.hi for t in terms])
+    )
+    assert max(len(lows), len(highs)) <= 1
+    return {"lo": "".join(lows), "hi": "".join(highs)}
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
