@@ -1,7 +1,7 @@
 """quantised: how far ``pv = "int8"`` may be from the exact product, weight by weight.
 
-Within a tile of keys the weights, times the scales of V, are rounded to ``LEVELS`` steps of the largest of
-the tile; their sum is not rounded. ``qk = "int8"`` needs no bound: its query is modelled exactly
+Within a tile of keys the weights, times the scales of V, are rounded to ``LEVELS`` steps of the largest weight
+times the largest scale of the tile; their sum is not rounded. ``qk = "int8"`` needs no bound: its query is modelled exactly
 (``int8_rows``).
 """
 
@@ -38,8 +38,8 @@ def weights_bound(
     """f64 [total_q, q_heads, v_d]: the largest error that rounding the weights of each tile can make.
 
     Arguments as of ``prefill``; ``tile`` is the keys between two roundings, in tiles that lie on multiples of
-    it. The weight of a key is off by at most half a step, ``max(tile) / (2 * LEVELS)``, and counts with the
-    size of the key's value over its scale; a value over the row's largest stands in for that code.
+    it. The weight of a key is off by at most half a step and counts with the size of the key's value over its
+    scale; a value over the row's largest stands in for that code.
     """
     att = spec.attention
     q = int8_rows(q_THD) if att.qk == "int8" else q_THD
@@ -59,7 +59,7 @@ def weights_bound(
         top = size.max(axis=-1)  # [key, q_head]: a code of 127 (or 7) times the scale
         for first in range(0, len(k), tile):
             part = slice(first, first + tile)
-            largest = (weights[..., part] * top[part].T).max(axis=-1)  # [row, q_head]
+            largest = weights[..., part].max(axis=-1) * top[part].max(axis=0)  # [row, q_head]
             share = size[part] / np.where(top[part] == 0.0, 1.0, top[part])[..., None]
             bound[rows] += largest[..., None] / (2 * LEVELS) * share.sum(axis=0)
     return bound
