@@ -76,6 +76,13 @@ GpuCheck = Annotated[
         help="Run the prepared check of a GPU in DIR instead: minutes, no compiler.",
     ),
 ]
+Prepare = Annotated[
+    bool,
+    typer.Option("--prepare", help="With --gpu-check: compile what a check of SPEC... needs into DIR."),
+]
+CheckTarget = Annotated[
+    str, typer.Option("--target", metavar="NAME", help="With --prepare: the GPU, as sm_90.")
+]
 Overhead = Annotated[
     bool,
     typer.Option("--overhead", help="Time what a call costs beside its memory instead, from Python and C."),
@@ -102,6 +109,8 @@ def run(
     pages: Pages = None,
     new_tokens: NewTokens = None,
     gpu_check: GpuCheck = None,
+    prepare: Prepare = False,
+    target: CheckTarget = "sm_90",
     overhead: Overhead = False,
     as_json: AsJson = False,
 ) -> None:
@@ -121,7 +130,9 @@ def run(
         return
     if gpu_check is not None:
         # Imported by name: it brings what only a machine with a GPU needs.
-        importlib.import_module("kvgen.commands.gpu_check").run(gpu_check, specs or [], as_json=as_json)
+        importlib.import_module("kvgen.commands.gpu_check").run(
+            gpu_check, specs or [], prepare=prepare, target=target, seconds=seconds, as_json=as_json
+        )
         return
     if overhead:
         from kvgen.commands.bench_overhead import run as run_overhead

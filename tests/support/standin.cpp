@@ -2,7 +2,7 @@
 //
 // KVGEN_STANDIN_LOG names the file of calls, a JSON line each; KVGEN_STANDIN_FAIL = "cuModuleLoadData:209" makes
 // that function fail with that error; KVGEN_STANDIN_CC = "80" is the compute capability, 90 otherwise. Device time
-// advances by 10 us a launch. Parameters are read as the driver does: how many and how wide says the cubin itself.
+// advances by 10 us a launch and 1 us a mark. Parameters are read as the driver does: how many and how wide says the cubin itself.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -171,7 +171,7 @@ int cuEventCreate(void** event, unsigned) {
   return 0;
 }
 int cuEventRecord(void* event, void*) {
-  ((Mark*)event)->ms = now_ms;
+  ((Mark*)event)->ms = now_ms += 0.001;
   return enter("cuEventRecord");
 }
 int cuEventSynchronize(void*) { return enter("cuEventSynchronize"); }

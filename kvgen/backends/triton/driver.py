@@ -58,7 +58,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 ``cuda.h`` has selected since CUDA 4."""
 
 ATTRIBUTES = {"major": 75, "minor": 76, "sms": 16, "l2_bytes": 38, "shared_bytes": 97}
-"""Of ``cuDeviceGetAttribute``: compute capability, multiprocessors, L2 cache, a block's most shared memory."""
+"""Of ``cuDeviceGetAttribute``: compute capability, multiprocessors, L2 cache, shared memory of a block."""
 
 
 @dataclass(frozen=True)
