@@ -56,9 +56,15 @@ class Case:
     def __str__(self) -> str:
         if self.op in ("append", "copy"):
             return f"{self.op} of {self.count} tokens{' in whole pages' if self.op == 'copy' else ''}"
-        groups = self.groups if self.q_lens else ((len(self.kv_lens), 0, self.kv_lens[0]),)
-        parts = [f"{batch} x {keys}" + (f" ({q} queries)" if q > 1 else "") for batch, q, keys in groups]
-        return f"{self.op} {' and '.join(parts)}"
+        groups = self.groups if self.q_lens else ((len(self.kv_lens), 1, self.kv_lens[0]),)
+        return f"{self.op} {' and '.join(_shape(self.op, *group) for group in groups)}"
+
+
+def _shape(op: str, batch: int, queries: int, keys: int) -> str:
+    """``8 x 4096 with 4 queries each``, ``1 x 512 on 8192`` (a chunk), ``4 x 512``."""
+    if op == "prefill":
+        return f"{batch} x {queries}" + (f" on {keys - queries}" if keys > queries else "")
+    return f"{batch} x {keys}" + (f" with {queries} queries each" if queries > 1 else "")
 
 
 def decode(batch: int, context: int, queries: int = 1) -> Case:

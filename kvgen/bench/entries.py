@@ -9,6 +9,7 @@ from kvgen.bench import ours
 from kvgen.bench.cases import RIVALS, Case
 from kvgen.bench.contender import Contender, Scene, Shape
 from kvgen.bench.expect import Expected
+from kvgen.bench.peak import kind_of
 from kvgen.bench.peers.registry import Peer
 from kvgen.bench.report import FAILED, OK, WRONG
 from kvgen.bench.turns import Calls, Clock, Lane
@@ -49,6 +50,13 @@ class Entry:
     lane: Lane | None = None
     calls: int = 0
     """Calls in one sample."""
+
+    @property
+    def arithmetic(self) -> str | None:
+        """What its queries are multiplied in at best: ``bf16`` or ``f32``; None where nobody has a figure."""
+        library = getattr(self.contender, "library", None)
+        dtype = self.format if library is None else library.spec.attention.q_dtype
+        return kind_of("bf16" if dtype in ("bf16", "fp8") else "f32")
 
     def fail(self, error: Exception) -> None:
         """Note why a peer could not run; an error of kvgen's own is raised."""

@@ -1,7 +1,8 @@
-"""limits: the read limits of the pools in a case, as lanes among the contenders'."""
+"""limits: what no contender of a case can beat, as lanes among theirs: reading its pool, and arithmetic."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from kvgen.backends.cpu.read_limit import read_limit
 from kvgen.bench import mode
 from kvgen.bench.entries import Entry
+from kvgen.bench.peak import peak
 from kvgen.bench.report import Limit
-from kvgen.bench.stats import figure
+from kvgen.bench.stats import Figure, figure
 from kvgen.bench.turns import Lane
 
 
@@ -22,6 +24,8 @@ class Limits:
     pools: dict[str, Any] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
     single: Lane | None = None
+    peaks: dict[str, Lane] = field(default_factory=dict)
+    """Of a prefill: the limit of arithmetic, by its kind."""
 
     @classmethod
     def of(cls, entries: Sequence[Entry], threads: int) -> Limits:
@@ -33,6 +37,8 @@ class Limits:
         made.lanes = {name: _lane(name, pool, threads) for name, pool in made.pools.items()}
         if threads > 1 and made.pools:
             made.single = _lane("one thread", made.pools[made.largest], 1)
+        kinds = [entry.arithmetic for entry in entries if entry.case.op == "prefill"]
+        made.peaks = {kind: _peak_lane(kind, threads) for kind in dict.fromkeys(kinds) if kind}
         return made
 
     @property
@@ -42,7 +48,7 @@ class Limits:
 
     def all(self) -> list[Lane]:
         """Every lane."""
-        return [*self.lanes.values(), *([self.single] if self.single else [])]
+        return [*self.lanes.values(), *([self.single] if self.single else []), *self.peaks.values()]
 
     def mode(self) -> mode.Mode:
         """How the memory served the threads in each round."""
@@ -67,6 +73,11 @@ class Limits:
             for name, lane in self.lanes.items()
         )
 
+    def peaks_told(self, others: frozenset[int]) -> dict[str, Figure]:
+        """The limits of arithmetic, without the rounds in the other mode."""
+        found = {kind: figure(kept(lane, others).values()) for kind, lane in self.peaks.items()}
+        return {kind: value for kind, value in found.items() if value is not None}
+
 
 def kept(lane: Lane | None, others: frozenset[int]) -> dict[int, float]:
     """Samples of the rounds that count."""
@@ -78,3 +89,9 @@ def _lane(name: str, pool: Any, threads: int) -> Lane:
         return read_limit(pool, threads, 1).bytes_per_s
 
     return Lane(f"read limit, {name}", sample, cost_s=int(pool.numel()) / sample())
+
+
+def _peak_lane(kind: str, threads: int) -> Lane:
+    start = time.perf_counter()
+    peak(kind, threads)
+    return Lane(f"arithmetic, {kind}", lambda: peak(kind, threads), cost_s=time.perf_counter() - start)

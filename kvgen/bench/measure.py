@@ -66,6 +66,7 @@ def measure(
         shape=str(Shape.of(next(iter(libraries.values())).spec)),
         rounds=rounds,
         limits=limits.told(mode.others),
+        peaks=limits.peaks_told(mode.others),
         mode=mode.name,
         scaling=mode.scaling,
         other_mode_rounds=len(mode.others),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvgen.bench.report import CaseReport, Report
+from kvgen.bench.report import DISTURBED, CaseReport, Report, Row
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.models.extras import installed
 
@@ -40,30 +40,41 @@ def draw(report: Report, path: str) -> None:
     )
     for case, panel in zip(cases, panels[:, 0], strict=False):
         _panel(panel, case)
-    facts = report.facts
-    figure.suptitle(f"{facts.cpu}, {facts.threads} threads, kvgen {facts.kvgen}", fontsize=10)
+    facts, plural = report.facts, "s" if report.facts.threads > 1 else ""
+    figure.suptitle(f"{facts.cpu}, {facts.threads} thread{plural}, kvgen {facts.kvgen}", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
     pyplot.close(figure)
 
 
-def _bars(case: CaseReport) -> list[Any]:
+def _bars(case: CaseReport) -> list[Row]:
     return [row for row in case.rows if row.seconds is not None and row.gb_per_s is not None]
 
 
 def _panel(panel: Any, case: CaseReport) -> None:
-    """Bars of one case, whiskers from quartile to quartile, the read limits as lines."""
+    """Bars of one case, whiskers from quartile to quartile, and the limits as lines."""
     rows = _bars(case)[::-1]
-    speeds = [row.gb_per_s for row in rows]
-    low = [speed - row.nbytes / row.seconds.high / 1e9 for speed, row in zip(speeds, rows, strict=True)]
-    high = [row.nbytes / row.seconds.low / 1e9 - speed for speed, row in zip(speeds, rows, strict=True)]
+    prefill = bool(case.peaks)
+    speeds = [(row.gflop_per_s if prefill else row.gb_per_s) or 0.0 for row in rows]
+    spans = [_span(row, speed) for row, speed in zip(rows, speeds, strict=True)]
     colours = [OURS if row.spec else THEIRS for row in rows]
-    panel.barh([row.contender for row in rows], speeds, xerr=[low, high], color=colours, error_kw={"lw": 0.8})
-    limits = [limit.bytes_per_s.median / 1e9 for limit in case.limits if limit.bytes_per_s]
-    for limit in limits:
-        panel.axvline(limit, color=LIMIT, lw=1, ls="--")
-    mode = f", {case.mode} mode" if case.mode else ""
-    panel.set_title(f"{case.title}{mode}", loc="left", fontsize=9)
-    panel.set_xlabel("GB/s of cache; dashed: read limit of the same memory", fontsize=8)
+    names = [row.contender + (" (disturbed)" if row.status == DISTURBED else "") for row in rows]
+    panel.barh(names, speeds, xerr=list(zip(*spans, strict=True)), color=colours, error_kw={"lw": 0.8})
+    limits = [limit.bytes_per_s for limit in case.limits if limit.bytes_per_s]
+    for value in case.peaks.values() if prefill else limits:
+        panel.axvline(value.median / 1e9, color=LIMIT, lw=1, ls="--")
+    panel.set_title(f"{case.title}{f', {case.mode} mode' if case.mode else ''}", loc="left", fontsize=9)
+    unit = (
+        "GFLOP/s; dashed: peak from registers" if prefill else "GB/s; dashed: read limit of the same memory"
+    )
+    panel.set_xlabel(unit, fontsize=8)
     panel.tick_params(labelsize=8)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def _span(row: Row, speed: float) -> tuple[float, float]:
+    """From the speed down to that of the slower quartile, and up to that of the faster one."""
+    if row.seconds is None:
+        return 0.0, 0.0
+    slow, fast = (speed * row.seconds.median / seconds for seconds in (row.seconds.high, row.seconds.low))
+    return speed - slow, fast - speed

@@ -45,6 +45,8 @@ class Row:
     """Its bytes per second over the read limit of the same round."""
     ratios: dict[str, Figure] = field(default_factory=dict)
     """Its time over that of each of kvgen's specs, in the same rounds: above 1, kvgen is faster."""
+    of_peak: Figure | None = None
+    """Arithmetic of prefill over the limit of the same round."""
     over_even: Figure | None = None
     """Its time over its own in the even case; None where the case has none."""
     dropped: int = 0
@@ -75,6 +77,8 @@ class CaseReport:
     """The attention that its specs share."""
     rounds: int
     limits: tuple[Limit, ...]
+    peaks: dict[str, Figure]
+    """Of a prefill: multiplications and additions a second, from registers, by arithmetic (bf16, f32)."""
     mode: str | None
     """``slow`` or ``fast``: how the memory serves two threads; None for one."""
     scaling: float | None
@@ -123,7 +127,9 @@ def _case(data: Mapping[str, Any]) -> CaseReport:
     limits = tuple(
         Limit(**{**limit, "bytes_per_s": _figure(limit["bytes_per_s"])}) for limit in data["limits"]
     )
-    return CaseReport(**{**data, "limits": limits, "rows": tuple(_row(row) for row in data["rows"])})
+    peaks = {kind: Figure(**value) for kind, value in data["peaks"].items()}
+    rows = tuple(_row(row) for row in data["rows"])
+    return CaseReport(**{**data, "limits": limits, "peaks": peaks, "rows": rows})
 
 
 def _row(data: Mapping[str, Any]) -> Row:
@@ -132,6 +138,7 @@ def _row(data: Mapping[str, Any]) -> Row:
             **data,
             "seconds": _figure(data["seconds"]),
             "fraction": _figure(data["fraction"]),
+            "of_peak": _figure(data["of_peak"]),
             "over_even": _figure(data["over_even"]),
             "ratios": {name: Figure(**value) for name, value in data["ratios"].items()},
             "samples": {int(turn): value for turn, value in data["samples"].items()},

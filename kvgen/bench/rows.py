@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvgen.bench.entries import Entry
 from kvgen.bench.limits import Limits, kept
 from kvgen.bench.report import DISTURBED, OK, Row
-from kvgen.bench.stats import Figure, figure, paired
+from kvgen.bench.stats import figure, paired
 
 Samples = Mapping[int, float]
 
@@ -24,21 +25,27 @@ def rows_of(entries: Sequence[Entry], limits: Limits, others: frozenset[int]) ->
             for other in entries
             if other.case.name == entry.case.even and other.name == f"{entry.name} (even)"
         ]
-        limit = kept(limits.lane_of(entry.spec), others)
-        found.append(_row(entry, own, rivals, limit, paired(own, even[0]) if even else None))
+        flop, limit = _flop(entry), kept(limits.lane_of(entry.spec), others)
+        peak = kept(limits.peaks.get(entry.arithmetic or ""), others) if flop else {}
+        row = _row(entry, own, rivals, limit)
+        found.append(
+            replace(
+                row,
+                gflop_per_s=flop / row.seconds.median / 1e9 if row.seconds and flop else None,
+                of_peak=paired({turn: flop / value for turn, value in own.items()}, peak),
+                over_even=paired(own, even[0]) if even else None,
+            )
+        )
     return tuple(found)
 
 
-def _row(
-    entry: Entry, samples: Samples, rivals: Mapping[str, Samples], limit: Samples, over_even: Figure | None
-) -> Row:
+def _row(entry: Entry, samples: Samples, rivals: Mapping[str, Samples], limit: Samples) -> Row:
     seconds, contender = figure(samples.values()), entry.contender
     nbytes = contender.nbytes if contender else 0
     status, message, dropped = entry.status, entry.message, entry.lane.dropped if entry.lane else 0
     if status == OK and (not samples or dropped > 2 * len(samples)):
         status = DISTURBED
         message = f"{dropped} of {dropped + len(samples)} samples dropped: threads waited for a core"
-    flop = _flop(entry)
     return Row(
         contender=entry.name,
         case=entry.case.name,
@@ -53,10 +60,8 @@ def _row(
         calls=entry.calls,
         seconds=seconds,
         gb_per_s=nbytes / seconds.median / 1e9 if seconds else None,
-        gflop_per_s=flop / seconds.median / 1e9 if seconds and flop else None,
         fraction=paired({turn: nbytes / value for turn, value in samples.items()}, limit),
         ratios={name: ratio for name, rival in rivals.items() if (ratio := paired(samples, rival))},
-        over_even=over_even,
         dropped=dropped,
         samples=dict(samples),
     )

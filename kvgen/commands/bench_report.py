@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from kvgen.bench.report import DISTURBED
 from kvgen.commands import output
 from kvgen.commands.tune_report import scaled
 
@@ -26,7 +27,8 @@ def print_report(report: Report, missing: Sequence[Peer]) -> None:
     facts = report.facts
     output.line(
         f"{facts.cpu}, {facts.isa}, L3 {facts.l3_bytes >> 20} MB, huge pages {facts.huge_pages}, "
-        f"torch {facts.torch}. us: median; +-: half the quartiles' distance; samples (dropped)."
+        f"torch {facts.torch}. us: median; +-: half the quartiles' distance; samples "
+        "(dropped); over: its time over kvgen's in the same rounds; error: over the largest output."
     )
     if not report.waits_counted:
         output.line(
@@ -42,28 +44,31 @@ def print_report(report: Report, missing: Sequence[Peer]) -> None:
 def print_case(case: CaseReport, short: dict[str, str], threads: int) -> None:
     """The table of one case, and its remarks."""
     names = [limit.of for limit in case.limits]
-    prefill = any(row.gflop_per_s for row in case.rows)
-    columns = ["contender", "us", "+-", "samples", "GB/s", *(["GFLOP/s"] if prefill else []), "of read limit"]
+    columns = ["contender", "us", "+-", "samples"]
+    columns += ["GFLOP/s", "of peak"] if case.peaks else ["GB/s", "of read limit"]
     columns += [f"over {short.get(name, name)}" for name in names] + ["error"]
     rows = []
     for row in case.rows:
+        few = "~" if row.status == DISTURBED else ""
         cells = [
             row.contender,
-            scaled(row.seconds.median, 1e-6) if row.seconds else row.status,
+            few + scaled(row.seconds.median, 1e-6) if row.seconds else row.status,
             f"{row.seconds.spread:.0%}" if row.seconds else "-",
             f"{len(row.samples)} ({row.dropped})" if row.seconds or row.dropped else "-",
-            f"{row.gb_per_s:.1f}" if row.gb_per_s else "-",
         ]
-        cells += [f"{row.gflop_per_s:.0f}" if row.gflop_per_s else "-"] if prefill else []
-        cells += [f"{row.fraction.median:.2f}" if row.fraction else "-"]
+        speed, share = (row.gflop_per_s, row.of_peak) if case.peaks else (row.gb_per_s, row.fraction)
+        cells += [f"{speed:.1f}" if speed else "-", f"{share.median:.2f}" if share else "-"]
         cells += [f"{row.ratios[name].median:.2f}" if name in row.ratios else "-" for name in names]
         cells += ["-" if row.error is None else f"{row.error:.1e}"]
         rows.append(cells)
-    plural = "s" if threads > 1 else ""
-    title = f"{case.title}: {case.shape}, {threads} thread{plural}, {case.rounds} rounds"
+    title = f"{case.title}: {case.shape}, {_threads(threads)}, {case.rounds} rounds"
     output.table(columns, rows, title=title, right=columns[1:])
     for text in remarks(case, short):
         output.line(text)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
@@ -76,6 +81,9 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
     ]
     known = ", ".join(limits) or "none; every sample of it was dropped"
     yield f"Read limit of the same pools: {known}."
+    if case.peaks:
+        peaks = [f"{value.median / 1e9:,.0f} GFLOP/s in {kind}" for kind, value in case.peaks.items()]
+        yield f"Peak of arithmetic from registers: {', '.join(peaks)}."
     if case.scaling is not None:
         name = f"{case.mode} mode: " if case.mode else ""
         others = (
@@ -90,8 +98,14 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
             times = f"{row.over_even.median:.2f} times"
             yield f"{row.contender}: {times} as long as equal requests of as many keys."
     for row in case.rows:
-        if row.message:
+        if row.message and row.status != DISTURBED:
             yield f"{row.contender}: {row.status}: {row.message}"
+    disturbed = [row.contender for row in case.rows if row.status == DISTURBED]
+    if disturbed:
+        yield (
+            f"Disturbed, so read with care: {', '.join(disturbed)}. Most samples were dropped, as threads "
+            "waited for a core. A quieter machine helps, or more --seconds."
+        )
     for name, reason in case.left_out.items():
         yield f"{name}: left out: {reason}"
     if case.stolen is not None and case.stolen > STOLEN:

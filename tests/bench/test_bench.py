@@ -13,6 +13,7 @@ from kvgen.bench import Report, bench
 from kvgen.bench.cases import CASES, free
 from kvgen.bench.contender import Scene, Shape
 from kvgen.bench.expect import Expected
+from kvgen.bench.peak import kind_of, peak
 from kvgen.bench.peers.registry import PEERS
 from kvgen.bench.report import DISTURBED, FAILED, OK, WRONG
 from kvgen.errors import ArgumentError, UnsupportedError
@@ -61,6 +62,25 @@ def test_figures_agree_with_each_other(small_report: Report) -> None:
     assert peer.samples[turn] > 0 and ours.fraction is not None and ours.fraction.median > 0
     assert [limit.of for limit in case.limits] == [INT8.name, F32.name]
     assert all(limit.bytes_per_s is not None and limit.threads == 1 for limit in case.limits)
+
+
+def test_a_prefill_is_held_against_arithmetic(small_report: Report) -> None:
+    case = next(case for case in small_report.cases if case.case == "prefill-1x20-on-30")
+    flop = 2 * 8 * (64 + 64) * sum(range(31, 51))
+    for row in case.rows:
+        assert row.seconds is not None
+        assert row.gflop_per_s == pytest.approx(flop / row.seconds.median / 1e9)
+        assert (row.of_peak is not None) == bool(case.peaks)
+    assert not small_report.cases[0].peaks and small_report.cases[0].rows[0].gflop_per_s is None
+    if kind_of("f32") is not None:
+        assert set(case.peaks) == {kind_of("bf16"), "f32"}
+
+
+def test_the_peak_is_that_of_the_arithmetic_at_hand() -> None:
+    kinds = {kind for kind in (kind_of("bf16"), kind_of("f32")) if kind is not None}
+    assert all(peak(kind, 1) > 0 for kind in kinds)
+    with pytest.raises(UnsupportedError, match="f64 arithmetic"):
+        peak("f64", 1)
 
 
 def test_a_report_survives_json(small_report: Report) -> None:

@@ -59,6 +59,13 @@ def test_shapes_of_ones_own() -> None:
         free([1], 64, 65)
 
 
+def test_titles() -> None:
+    titles = {str(case) for case in CASES.values()}
+    assert {"decode 8 x 4096", "decode 8 x 4096 with 4 queries each", "prefill 1 x 512 on 8192"} <= titles
+    assert {"decode 1 x 8192 and 31 x 128", "prefill 4 x 512", "append of 32 tokens"} <= titles
+    assert {"gather 8 x 1024", "copy of 1024 tokens in whole pages"} <= titles
+
+
 def test_pairs_are_those_of_a_causal_mask() -> None:
     case = free([2], 7, 3)[0]
     assert case.pairs == 2 * (5 + 6 + 7)
