@@ -1,8 +1,8 @@
 """quantised: how far ``pv = "int8"`` may be from the exact product, weight by weight.
 
-Within a tile of keys the weights, times the scales of V, are rounded to ``LEVELS`` steps of the largest weight
-times the largest scale of the tile; their sum is not rounded. ``qk = "int8"`` needs no bound: its query is modelled exactly
-(``int8_rows``).
+Within a tile of keys the weights, times the scales of V, are rounded to ``LEVELS`` steps of the largest
+weight times the largest scale of the tile; their sum is not rounded. ``qk = "int8"`` needs no bound: its
+query is modelled exactly (``int8_rows``).
 """
 
 from __future__ import annotations
