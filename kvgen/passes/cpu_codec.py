@@ -12,6 +12,9 @@ from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import Answers, Inputs
 from kvgen.passes.cpu_text import C_TYPES, SCALE_HELPERS, from_f32, reading, to_f32, writing
 
+VECTORISED = {"avx512": ("round_int8", "round_e4m3"), "avx2": ("round_int8",), "portable": ()}
+"""Roundings that each ISA row has instructions for; the others go number by number."""
+
 
 @dataclass(frozen=True)
 class RowField:
@@ -46,23 +49,31 @@ class RowField:
         return self.run == 0
 
     @property
-    def code(self) -> str:
-        """C++ type of one code."""
-        return "uint8_t" if self.storage == "e4m3" else "int8_t"
+    def packed(self) -> bool:
+        """Whether a stored element holds two codes."""
+        return self.storage == "int4x2"
+
+    @property
+    def rounding(self) -> str:
+        """Function that rounds numbers to codes where the scale was made for them."""
+        return "round_e4m3" if self.storage == "e4m3" else "round_int8"
 
     def encode(self, text: str) -> str:
-        """The code of ``text``, a float expression that was divided by the scale."""
+        """The code of ``text``, a float expression that was divided by a scale that was given."""
         return f"f32_to_e4m3({text})" if self.storage == "e4m3" else f"to_integer<{self.qmax}>({text})"
 
-    def encoders(self, dtype: str) -> set[str]:
-        """Names of the helpers that storing rows of ``dtype`` needs."""
+    def encoders(self, dtype: str, arch: str) -> set[str]:
+        """Names of the helpers that storing rows of ``dtype`` needs on an ISA row."""
         if self.storage == dtype:
             return set()
         found = row_reading(dtype)
         if not self.scaled:
             return found | row_writing(self.storage)
-        found |= {"f32_to_e4m3"} if self.storage == "e4m3" else {"to_integer"}
-        return found | (set() if self.static else {"find_scale"})
+        one_by_one = "f32_to_e4m3" if self.storage == "e4m3" else "to_integer"
+        if self.static:
+            return found | {one_by_one}
+        found |= {"find_scale", self.rounding}
+        return found | (set() if self.rounding in VECTORISED[arch] else {one_by_one})
 
     def decoders(self, dtype: str) -> set[str]:
         """Names of the helpers that reading rows as ``dtype`` needs."""
@@ -103,7 +114,8 @@ def codec_answers(target: Target, helpers: set[str]) -> dict[str, Any]:
     return {
         "codec_file": f"cpp/_isa_codec_{target.arch}.jinja",
         "scale_helpers": SCALE_HELPERS,
-        "helper_names": sorted(helpers),
+        # Roundings may call the conversion of one number.
+        "helper_names": sorted(helpers, key=lambda name: (name.startswith("round_"), name)),
         "to_f32": to_f32,
         "from_f32": from_f32,
     }
@@ -116,7 +128,7 @@ def append_answers(given: Inputs) -> Answers:
     more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
     if dynamic:
         more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
-    helpers = {name for field in fields.values() for name in field.encoders(given.variant)}
+    helpers = {name for field in fields.values() for name in field.encoders(given.variant, given.target.arch)}
     return tuple(more), {
         "k_field": fields["k"],
         "v_field": fields["v"],

@@ -75,12 +75,14 @@ inline float find_scale(const float* x, float& inv) {
   return scale;
 }
 
-// Rounded to nearest even (adding 1.5 * 2^23 leaves no fraction bits) and saturated to -LIMIT .. LIMIT; NaN becomes 0.
-template <int LIMIT>
-inline int8_t to_integer(float x) {
-  const float limited = x > LIMIT ? LIMIT : x < -LIMIT ? -LIMIT : x;
-  const float rounded = (limited + 12582912.0f) - 12582912.0f;
-  return rounded == rounded ? (int8_t)rounded : 0;
+// Codes of N numbers that divided by their scale lie in -127 .. 127: rounded to nearest even. Vectors as above.
+template <int N>
+inline void round_int8(const float* x, float inv, int8_t* codes) {
+  for (int d = 0; d < N; d += 16) {
+    const int at = std::min(d, N - 16);
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + at), _mm512_set1_ps(inv)));
+    _mm_storeu_si128((__m128i*)(codes + at), _mm512_cvtepi32_epi8(whole));
+  }
 }
 
 
@@ -91,11 +93,10 @@ inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, cons
   for (int d = 0; d < HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
   float inv;
   a.k_scale[page * a.k_scale_stride_page + head * K_SCALE_STRIDE_HEAD + tok] = find_scale<HEAD_DIM, 127>(y, inv);
-  if (inv == 0.0f) {
+  if (inv == 0.0f)
     std::memset(row, 0, HEAD_DIM);
-  } else {
-    for (int d = 0; d < HEAD_DIM; ++d) row[d] = to_integer<127>(y[d] * inv);
-  }
+  else
+    round_int8<HEAD_DIM>(y, inv, row);
 }
 
 // Writes one row of V into its slot.
@@ -105,11 +106,10 @@ inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, cons
   for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
   float inv;
   a.v_scale[page * a.v_scale_stride_page + head * V_SCALE_STRIDE_HEAD + tok] = find_scale<V_HEAD_DIM, 127>(y, inv);
-  if (inv == 0.0f) {
+  if (inv == 0.0f)
     std::memset(row, 0, V_HEAD_DIM);
-  } else {
-    for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = to_integer<127>(y[d] * inv);
-  }
+  else
+    round_int8<V_HEAD_DIM>(y, inv, row);
 }
 
 int run(const Args& a) {
