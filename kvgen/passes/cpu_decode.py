@@ -139,6 +139,7 @@ def decode_answers(given: Inputs) -> Answers:
         "k_digit_list": tuple(range(k_digits or 1)),
         "v_digit_list": tuple(range(v_digits or 1)),
         "k_bias": 8 if k.panel and len(k.panel.parts) > 1 else 128,
+        "v_most": 255 if v_digits == 1 else 65535,
         "v_unit": 16 if v_packed else 1,
         "k_blocks": k.blocks,
         "v_blocks": v.blocks,
@@ -282,7 +283,7 @@ def _helpers(
         names = [*sorted(lane_by_lane - set(names)), *names]
     integer = [side.panel for side in (k, v) if side.panel and side.panel.integer]
     names += (["pairs"] if k.pairs or v.pairs else []) + (["quads"] if integer else []) + sorted(set(last))
-    names += ["reduce", "exp2"] + ([] if k.panel else ["sum_each"])
+    names += ["reduce", "softmax", "exp2"] + ([] if k.panel else ["sum_each"])
     if integer:
         names += ["digits"]
     if k.panel and k.panel.integer:

@@ -83,10 +83,14 @@ inline vf load_f32(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 
-// bf16 pairs: one instruction multiplies 32 elements and adds neighbours into 16 f32 lanes.
+// bf16 pairs: one instruction multiplies 32 elements and adds neighbours into 16 f32 lanes. Not the intrinsic: GCC 12
+// copies every sum to another register and back around it, and spills some of them.
 using vpairs = __m512i;
 inline vpairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
-inline vf dot_pairs(vpairs a, vpairs b, vf c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+inline vf dot_pairs(vpairs a, vpairs b, vf c) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+  return c;
+}
 inline vpairs splat_pair(const uint16_t* p) {
   int32_t pair;
   std::memcpy(&pair, p, sizeof pair);
@@ -97,6 +101,22 @@ inline void store_bf16(uint16_t* p, vf x) { _mm256_storeu_si256((__m256i*)p, (__
 inline vf larger(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline float largest(vf x) { return _mm512_reduce_max_ps(x); }
 inline float total(vf x) { return _mm512_reduce_add_ps(x); }
+
+// Lane r of the result is the largest lane of x[r].
+template <int N>
+inline vf largest_each(const vf (&x)[N]) {
+  if constexpr (N == 4) {
+    const vf low = larger(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const vf high = larger(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    vf y = larger(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xEE));
+    y = larger(y, _mm512_shuffle_f32x4(y, y, 0x4E));
+    return larger(y, _mm512_shuffle_f32x4(y, y, 0xB1));
+  }
+  alignas(64) float y[LANES] = {};
+  for (int r = 0; r < N; ++r) y[r] = largest(x[r]);
+  return load_f32(y);
+}
+inline vf zero_for_none(vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(-INFINITY), _CMP_NEQ_UQ), x); }
 
 // 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, 0 at -inf, NaN at NaN (max returns its second operand there).
 inline vf exp2v(vf x) {
@@ -155,7 +175,7 @@ struct Unit {
   int head0;             // first KV head
   uint16_t* q;           // HEADS x rows_pad x K_PITCH
   float* acc;            // HEADS x rows_pad x V_PITCH
-  float* m;              // HEADS x rows_pad: the running maximum
+  float* m;              // HEADS x rows_pad / ROW_BLOCK x LANES: the running maximum, a lane for each row of a block
   float* l;              // HEADS x rows_pad x LANES: the sums of weights, lane by lane
 };
 
@@ -268,8 +288,7 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       for (int i = t; i < t + TOK_BLOCK; ++i) prefetch_row<HEAD_DIM * sizeof(uint16_t)>(rows.k_next[i]);
   }
 
-  alignas(64) float top[LANES] = {};     // the largest score of each row in this tile
-  alignas(64) float change[LANES] = {};  // m before minus m after, then the factor 2^change on what was summed before
+  vf top_R[ROW_BLOCK];
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
     vf largest_r = splat(-INFINITY);
@@ -282,24 +301,22 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       for (int t = end; t < vectors * LANES; ++t) s_r[t] = -INFINITY;
       for (int t = 0; t < vectors * LANES; t += LANES) largest_r = larger(largest_r, load_f32(s_r + t));
     }
-    top[r] = largest(largest_r);
+    top_R[r] = largest_r;
   }
-  for (int r = 0; r < ROW_BLOCK; ++r) {
-    float& m = u.m[state + r];
-    const float m_new = std::max(m, top[r]);
-    // Where no key has been seen yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would be NaN.
-    const float base = m_new == -INFINITY ? 0.0f : m_new;
-    change[r] = m - base;
-    m = m_new;
-    top[r] = base;
-  }
-  store(change, exp2v(load_f32(change)));
+  // A lane for each row. Where a row has seen no key yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would
+  // be NaN.
+  alignas(64) float base[LANES], change[LANES];  // what scores are relative to; the factor on what was summed before
+  float* m = u.m + state / ROW_BLOCK * LANES;
+  const vf top = largest_each(top_R), m_new = larger(top, load_f32(m)), m_base = zero_for_none(m_new);
+  store(change, exp2v(load_f32(m) - m_base));
+  store(m, m_new);
+  store(base, m_base);
   alignas(64) uint16_t p[ROW_BLOCK * TILE_PAD];
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
     vf sum = splat(0.0f);
     for (int t = 0; t < vectors * LANES; t += LANES) {
-      const vf weight_T = exp2v(load_f32(s_r + t) - splat(top[r]));
+      const vf weight_T = exp2v(load_f32(s_r + t) - splat(base[r]));
       sum = sum + weight_T;
       store_bf16(p + r * TILE_PAD + t, weight_T);
     }
@@ -357,7 +374,7 @@ inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
   u.rows_pad = rows_pad;
   u.q = scratch.take<uint16_t>(rows * K_PITCH);
   u.acc = scratch.take<float>(rows * V_PITCH);
-  u.m = scratch.take<float>(rows);
+  u.m = scratch.take<float>(rows / ROW_BLOCK * LANES);
   u.l = scratch.take<float>(rows * LANES);
   return (int64_t)(scratch.at - start);
 }
@@ -367,7 +384,7 @@ inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
 inline void begin(const Args& a, Unit& u, int64_t q_row) {
   const int64_t state_rows = (int64_t)HEADS * u.rows_pad;
   std::fill(u.acc, u.acc + state_rows * V_PITCH, 0.0f);
-  std::fill(u.m, u.m + state_rows, -INFINITY);
+  std::fill(u.m, u.m + state_rows / ROW_BLOCK * LANES, -INFINITY);
   std::fill(u.l, u.l + state_rows * LANES, 0.0f);
   for (int h = 0; h < HEADS; ++h) {
     for (int row = 0; row < u.rows_pad; ++row) {
@@ -389,7 +406,7 @@ inline float finish(const Unit& u, int64_t state, float* row) {
   float* acc = u.acc + state * V_PITCH;
   for (int d = 0; d < V_PITCH; d += 2 * LANES) unweave(acc + d);
   for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = acc[d] * factor;
-  return l == 0.0f ? -INFINITY : u.m[state] + std::log2(l);
+  return l == 0.0f ? -INFINITY : u.m[state / ROW_BLOCK * LANES + state % ROW_BLOCK] + std::log2(l);
 }
 
 inline void write_row(const Args& a, int64_t q_row, int64_t head, const float* row, float lse) {

@@ -106,6 +106,15 @@ inline float total(vf x) {
   return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
 
+// Lane r of the result is the largest lane of x[r].
+template <int N>
+inline vf largest_each(const vf (&x)[N]) {
+  alignas(64) float y[LANES] = {};
+  for (int r = 0; r < N; ++r) y[r] = largest(x[r]);
+  return load_f32(y);
+}
+inline vf zero_for_none(vf x) { return _mm256_and_ps(x, _mm256_cmp_ps(x, splat(-INFINITY), _CMP_NEQ_UQ)); }
+
 // 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, 0 below the normal range, NaN at NaN.
 inline vf exp2v(vf x) {
   const vf keep = _mm256_cmp_ps(x, splat(-125.0f), _CMP_NLT_UQ);
@@ -147,7 +156,7 @@ struct Unit {
   int head0;             // first KV head
   float* q;              // HEADS x rows_pad x K_PITCH
   float* acc;            // HEADS x rows_pad x V_PITCH
-  float* m;              // HEADS x rows_pad: the running maximum
+  float* m;              // HEADS x rows_pad / ROW_BLOCK x LANES: the running maximum, a lane for each row of a block
   float* l;              // HEADS x rows_pad x LANES: the sums of weights, lane by lane
 };
 
@@ -199,13 +208,13 @@ inline void point(const Args& a, const Tile& tile, const Tile& next, int64_t hea
   const float* k_scale_head = a.k_scale + head * K_SCALE_STRIDE_HEAD;
   for (int i = 0; i < BLOCKS; ++i) {
     const float* scale = k_scale_head + tile.k_scale[i];
-    for (int t = 0; t < BLOCK; ++t) rows.k_scale[i * BLOCK + t] = scale[t];
+    std::memcpy(rows.k_scale + i * BLOCK, scale, BLOCK * sizeof(float));
     for (int at = 0; at < 64; at += 64) prefetch((const char*)(k_scale_head + next.k_scale[i]) + at);
   }
   const float* v_scale_head = a.v_scale + head * V_SCALE_STRIDE_HEAD;
   for (int i = 0; i < BLOCKS; ++i) {
     const float* scale = v_scale_head + tile.v_scale[i];
-    for (int t = 0; t < BLOCK; ++t) rows.v_scale[i * BLOCK + t] = scale[t];
+    std::memcpy(rows.v_scale + i * BLOCK, scale, BLOCK * sizeof(float));
     for (int at = 0; at < 64; at += 64) prefetch((const char*)(v_scale_head + next.v_scale[i]) + at);
   }
 }
@@ -275,8 +284,7 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       for (int i = t; i < t + TOK_BLOCK; ++i) prefetch_row<HEAD_DIM * sizeof(int8_t)>(rows.k_next[i]);
   }
 
-  alignas(64) float top[LANES] = {};     // the largest score of each row in this tile
-  alignas(64) float change[LANES] = {};  // m before minus m after, then the factor 2^change on what was summed before
+  vf top_R[ROW_BLOCK];
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
     vf largest_r = splat(-INFINITY);
@@ -294,30 +302,28 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       for (int t = end; t < vectors * LANES; ++t) s_r[t] = -INFINITY;
       for (int t = 0; t < vectors * LANES; t += LANES) largest_r = larger(largest_r, load_f32(s_r + t));
     }
-    top[r] = largest(largest_r);
+    top_R[r] = largest_r;
   }
-  for (int r = 0; r < ROW_BLOCK; ++r) {
-    float& m = u.m[state + r];
-    const float m_new = std::max(m, top[r]);
-    // Where no key has been seen yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would be NaN.
-    const float base = m_new == -INFINITY ? 0.0f : m_new;
-    change[r] = m - base;
-    m = m_new;
-    top[r] = base;
-  }
-  store(change, exp2v(load_f32(change)));
+  // A lane for each row. Where a row has seen no key yet, 2^(-inf - 0) = 0 stands for every weight; -inf - -inf would
+  // be NaN.
+  alignas(64) float base[LANES], change[LANES];  // what scores are relative to; the factor on what was summed before
+  float* m = u.m + state / ROW_BLOCK * LANES;
+  const vf top = largest_each(top_R), m_new = larger(top, load_f32(m)), m_base = zero_for_none(m_new);
+  store(change, exp2v(load_f32(m) - m_base));
+  store(m, m_new);
+  store(base, m_base);
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
     const float* v_scale = rows.v_scale;
     alignas(64) float seen_scale[TILE_PAD];  // a scale is NaN where the row of V held one
     if (!WHOLE) {
       for (int t = 0; t < vectors * LANES; ++t)
-        seen_scale[t] = s_r[t] == -INFINITY ? 0.0f : v_scale[t];
+        seen_scale[t] = s_r[t] == -INFINITY ? 0.0f : rows.v_scale[t];
       v_scale = seen_scale;
     }
     vf sum = splat(0.0f);
     for (int t = 0; t < vectors * LANES; t += LANES) {
-      const vf weight_T = exp2v(load_f32(s_r + t) - splat(top[r]));
+      const vf weight_T = exp2v(load_f32(s_r + t) - splat(base[r]));
       sum = sum + weight_T;
       store(s_r + t, weight_T * load_f32(v_scale + t));
     }
@@ -374,7 +380,7 @@ inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
   u.rows_pad = rows_pad;
   u.q = scratch.take<float>(rows * K_PITCH);
   u.acc = scratch.take<float>(rows * V_PITCH);
-  u.m = scratch.take<float>(rows);
+  u.m = scratch.take<float>(rows / ROW_BLOCK * LANES);
   u.l = scratch.take<float>(rows * LANES);
   return (int64_t)(scratch.at - start);
 }
@@ -384,7 +390,7 @@ inline int64_t carve(Scratch scratch, int rows_pad, Unit& u) {
 inline void begin(const Args& a, Unit& u, int64_t q_row) {
   const int64_t state_rows = (int64_t)HEADS * u.rows_pad;
   std::fill(u.acc, u.acc + state_rows * V_PITCH, 0.0f);
-  std::fill(u.m, u.m + state_rows, -INFINITY);
+  std::fill(u.m, u.m + state_rows / ROW_BLOCK * LANES, -INFINITY);
   std::fill(u.l, u.l + state_rows * LANES, 0.0f);
   for (int h = 0; h < HEADS; ++h) {
     for (int row = 0; row < u.rows_pad; ++row) {
@@ -405,7 +411,7 @@ inline float finish(const Unit& u, int64_t state, float* row) {
   const float factor = l == 0.0f ? 0.0f : 1.0f / l;
   float* acc = u.acc + state * V_PITCH;
   for (int d = 0; d < V_HEAD_DIM; ++d) row[d] = acc[d] * factor;
-  return l == 0.0f ? -INFINITY : u.m[state] + std::log2(l);
+  return l == 0.0f ? -INFINITY : u.m[state / ROW_BLOCK * LANES + state % ROW_BLOCK] + std::log2(l);
 }
 
 inline void write_row(const Args& a, int64_t q_row, int64_t head, const float* row, float lse) {
