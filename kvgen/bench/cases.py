@@ -37,6 +37,12 @@ class Case:
         """Queries of all requests."""
         return sum(self.q_lens)
 
+    def keys_within(self, window: int | None) -> int:
+        """Keys that any query sees, of all requests."""
+        if window is None or not self.q_lens:
+            return self.keys
+        return sum(min(n, window + q) for q, n in zip(self.q_lens, self.kv_lens, strict=True))
+
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key that a causal mask lets through."""

@@ -98,8 +98,7 @@ class Expected:
         return self._stored[key]
 
     def judge(self, contender: Contender, turn: int) -> Verdict:
-        """Call a contender and compare all it gives; the worst of it."""
-        contender.call(turn)
+        """Compare all that a contender's call, made just before, has given; the worst of it."""
         spec: Spec | None = getattr(contender, "spec", None)
         verdicts = []
         for name, found in contender.results(turn).items():

@@ -14,7 +14,7 @@ from kvgen.bench.limits import Limits
 from kvgen.bench.peers.registry import Peer
 from kvgen.bench.report import OK, CaseReport
 from kvgen.bench.rows import rows_of
-from kvgen.bench.turns import Clock, Waited, take_turns
+from kvgen.bench.turns import REST_S, Clock, Waited, take_turns
 from kvgen.bench.waits import steal_ticks, waited_ns
 from kvgen.library import Library
 
@@ -47,7 +47,7 @@ def measure(
     contenders.check(found, case, say)
     live = [entry for entry in found if entry.status == OK]
     for entry in live:
-        entry.warm_up(settings.clock)
+        entry.warm_up(settings.clock, settings.threads)
     limits = Limits.of(live, settings.threads)
     lanes = [entry.lane for entry in live if entry.lane is not None]
     rounds = take_turns(
@@ -57,6 +57,7 @@ def measure(
         seed=settings.seed,
         clock=settings.clock,
         waited=settings.waited,
+        rest=(lambda: time.sleep(REST_S)) if settings.threads > 1 else (lambda: None),
         advance=lambda done, total: say(f"{case.name}: timing", done, total, "rounds"),
     )
     mode = limits.mode()

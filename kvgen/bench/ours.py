@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kvgen.library import Library
     from kvgen.runtime.cache import Cache
 
+MOST_POOL = 4 << 30
+"""Most bytes of one pool: a narrow window in long requests reads little of what it needs to hold."""
+
 
 def make(scene: Scene, library: Library, name: str) -> Ours:
     """A library as a contender of a scene."""
@@ -57,8 +60,10 @@ class Ours:
         """
         import torch
 
-        self.nbytes = math.ceil(token_bytes(self.library.record, self.page_size) * keys)
-        self.sets = self.scene.sets(self.nbytes)
+        each = token_bytes(self.library.record, self.page_size)
+        self.nbytes = math.ceil(each * keys)
+        whole = math.ceil(each * pages_each * self.page_size)
+        self.sets = min(self.scene.sets(self.nbytes), max(1, MOST_POOL // whole))
         self.cache: Cache = self.library.new_cache(pages_each * self.sets, scales=self.scales or None)
         order = torch.randperm(pages_each * self.sets, generator=self.scene.random).int()
         return order.reshape(self.sets, pages_each)
@@ -99,7 +104,8 @@ class Attend(Ours):
         case, att = scene.case, self.spec.attention
         rough = "int8" in (att.qk, att.pv)
         self.tolerance = ROUNDING[att.q_dtype] + (ROUGH if rough else 0.0)
-        pages = self._hold(sum(-(-n // self.page_size) for n in case.kv_lens), case.keys)
+        seen = case.keys_within(scene.shape.window)
+        pages = self._hold(sum(-(-n // self.page_size) for n in case.kv_lens), seen)
         self._tables = self._fill(pages, case.kv_lens)
         self._lens = torch.tensor(case.kv_lens, dtype=torch.int32)
         self._q = scene.q.to(self.dtype)

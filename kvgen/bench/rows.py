@@ -46,6 +46,8 @@ def _row(entry: Entry, samples: Samples, rivals: Mapping[str, Samples], limit: S
     if status == OK and (not samples or dropped > 2 * len(samples)):
         status = DISTURBED
         message = f"{dropped} of {dropped + len(samples)} samples dropped: threads waited for a core"
+    if status == OK and contender and 2 * contender.sets * nbytes < entry.scene.cold_bytes:
+        message = f"memory comes back after {contender.sets * nbytes >> 20} MB: a cache may still hold it"
     return Row(
         contender=entry.name,
         case=entry.case.name,

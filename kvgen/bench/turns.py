@@ -28,10 +28,17 @@ TRIES = 3
 """Samples of a lane in one round, until one is undisturbed."""
 
 SLOW_S = 0.2
-"""A call that takes longer needs no second one to warm up, and no second try in a round."""
+"""A call that takes longer is checked once, needs no other one to warm up, and has one try a round."""
 
 MOST_REPS = 400
 """Calls in one sample."""
+
+SHORT_S = 0.02
+"""A call that takes longer is not changed by threads that have to be woken (some 50 us)."""
+
+REST_S = 4e-3
+"""Before a sample with several threads: those of another OpenMP runtime spin for milliseconds after their
+work, on the cores of whoever comes next."""
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
@@ -64,27 +71,35 @@ class Lane:
 class Calls:
     """Times calls of a contender; the argument of a call counts them, so that its memory can rotate."""
 
-    def __init__(self, call: Callable[[int], None], clock: Clock = time.perf_counter) -> None:
-        self._call, self._clock = call, clock
+    def __init__(
+        self, call: Callable[[int], None], clock: Clock = time.perf_counter, *, wake: bool = False
+    ) -> None:
+        """``wake``: make a call that does not count before each sample of short ones, since threads that
+        rested have to be woken."""
+        self._call, self._clock, self._wake = call, clock, wake
         self._turn = 0
         self.reps = 1
+        self.seconds = 0.0
 
     def warm_up(self) -> float:
-        """Two calls, one of a slow contender; sets how many make a sample, and returns the seconds of one."""
-        seconds = 0.0
+        """Two calls; sets how many make a sample, and returns the seconds of the quicker one."""
+        seconds = math.inf
         for _ in range(2):
             start = self._clock()
             self._call(self._turn)
-            seconds = self._clock() - start
+            seconds = min(seconds, self._clock() - start)
             self._turn += 1
-            if seconds > SLOW_S:
-                break
         self.reps = max(1, min(MOST_REPS, math.ceil(SAMPLE_S / max(seconds, 1e-7))))
+        self.seconds = seconds
         return seconds
 
     def __call__(self) -> float:
         """Seconds a call, over one sample."""
-        turn, call = self._turn, self._call
+        call = self._call
+        if self._wake and self.seconds < SHORT_S:
+            call(self._turn)
+            self._turn += 1
+        turn = self._turn
         start = self._clock()
         for i in range(turn, turn + self.reps):
             call(i)
@@ -117,9 +132,10 @@ def take_turns(
     seed: int = 0,
     clock: Clock = time.perf_counter,
     waited: Waited = waited_ns,
+    rest: Callable[[], None] = lambda: None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Sample all lanes for so many rounds; returns how many rounds there were.
+    """Sample all lanes for so many rounds; returns how many rounds there were. ``rest`` precedes each sample.
 
     Ends early where waits make it last half as long again as ``seconds``, but not before ``LEAST`` rounds;
     goes on up to twice the rounds while a quick lane has few samples and there is time.
@@ -135,15 +151,16 @@ def take_turns(
         due = [lane for lane in lanes if lane.due(turn)]
         shuffle.shuffle(due)
         for lane in due:
-            _sample(lane, turn, clock, waited)
+            _sample(lane, turn, clock, waited, rest)
         turn += 1
         advance(min(turn, rounds), rounds)
     return turn
 
 
-def _sample(lane: Lane, turn: int, clock: Clock, waited: Waited) -> None:
+def _sample(lane: Lane, turn: int, clock: Clock, waited: Waited, rest: Callable[[], None]) -> None:
     """One undisturbed sample of a lane, or up to ``TRIES`` dropped ones; a slow one has one try a round."""
     for _ in range(TRIES if lane.cost_s < SLOW_S else 1):
+        rest()
         before = waited()
         start = clock()
         value = lane.measure()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvgen.bench.report import DISTURBED
+from kvgen.bench.report import DISTURBED, OK
 from kvgen.commands import output
 from kvgen.commands.tune_report import scaled
 
@@ -99,11 +99,13 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
             yield f"{row.contender}: {times} as long as equal requests of as many keys."
     for row in case.rows:
         if row.message and row.status != DISTURBED:
-            yield f"{row.contender}: {row.status}: {row.message}"
+            status = "" if row.status == OK else f"{row.status}: "
+            yield f"{row.contender}: {status}{row.message}"
     disturbed = [row.contender for row in case.rows if row.status == DISTURBED]
     if disturbed:
+        names = "all" if len(disturbed) == len(case.rows) > 1 else ", ".join(disturbed)
         yield (
-            f"Disturbed, so read with care: {', '.join(disturbed)}. Most samples were dropped, as threads "
+            f"Disturbed, so read with care: {names}. Most samples were dropped, as threads "
             "waited for a core. A quieter machine helps, or more --seconds."
         )
     for name, reason in case.left_out.items():

@@ -146,6 +146,15 @@ def test_one_long_request_is_timed_beside_the_even_case() -> None:
     assert even.ratios == {spec.name: even.ratios[spec.name]} and even.ratios[spec.name].median == 1.0
 
 
+def test_memory_that_comes_back_too_soon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgen.bench.ours.MOST_POOL", 1)
+    (case,) = bench([WINDOWED], DECODE, threads=1, settings=SMALL, tune="off").cases
+    (row,) = case.rows
+    assert (row.sets, row.status) == (1, OK)
+    assert row.nbytes == 2 * (7 + 1) * 2 * 64 * 2 * 2  # of 40 keys, those in the window
+    assert "memory comes back after 0 MB" in row.message
+
+
 def test_specs_of_other_shapes_are_not_compared() -> None:
     cases = bench([INT8, WINDOWED], DECODE, threads=1, settings=SMALL, tune="off").cases
     assert [len(case.rows) for case in cases] == [1, 1]

@@ -116,3 +116,19 @@ def test_short_calls_are_made_many_times_for_a_sample() -> None:
     assert turns == list(range(2 + calls.reps))  # memory goes on rotating from one sample to the next
     calls()
     assert turns[-1] == 1 + 2 * calls.reps
+
+
+def test_threads_that_rest_are_woken_by_a_call_that_does_not_count() -> None:
+    world, rests = World(), []
+
+    def call(turn: int) -> None:
+        world.now += 5.0 if rests and turn == 2 else 0.004
+
+    calls = Calls(call, world.clock, wake=True)
+    calls.warm_up()
+    lane = Lane("a", calls)
+    take_turns(
+        [lane], rounds=1, seconds=9.0, clock=world.clock, waited=lambda: 0, rest=lambda: rests.append(1)
+    )
+    assert lane.samples[0] == pytest.approx(0.004)
+    assert len(rests) >= 1
