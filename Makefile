@@ -1,4 +1,4 @@
-# make demo | test | lint | clean.    VENV=none uses the environment at hand instead of .venv.
+# make demo | test | lint | clean | autotune-cache.    VENV=none uses the environment at hand instead of .venv.
 # The same as two pip lines:  pip install -c constraints.txt -e '.[test]'   then   kvgen tune ...   or   pytest
 
 VENV ?= .venv
@@ -27,7 +27,7 @@ endif
 print-python: check-python
 	@echo $(PYTHON)
 
-.PHONY: help demo test lint clean check-python check-compiler check-deps check-pytest
+.PHONY: help demo test lint clean autotune-cache check-python check-compiler check-deps check-pytest
 
 help:
 	@sed -n '1,2s/^# //p' Makefile
@@ -41,6 +41,11 @@ test: $(READY) check-deps check-pytest check-compiler
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+# All records of autotune_cache/: this CPU's measured, the GPUs' predicted. Fresh ones are not made again.
+TUNED_TARGETS ?= cpu sm_80 sm_90 sm_100 gfx942
+autotune-cache: $(READY) check-deps check-compiler
+	@for target in $(TUNED_TARGETS); do $(KVGEN) tune examples/*.toml --target $$target --commit || exit 1; done
 
 clean:
 	rm -rf .venv .venv-triton36 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

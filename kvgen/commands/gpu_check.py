@@ -88,6 +88,11 @@ def print_result(found: dict[str, Any]) -> None:
                 for r in spec["rows"]
             ]  # fmt: skip
             output.table(columns, rows, right=columns[3:])
+    records = [name for spec in found["specs"] for name in spec["records"]]
+    if records:
+        output.line(
+            f"{len(records)} records, to be copied into the source's autotune_cache/: {', '.join(records)}"
+        )
     for skip in found["skipped"]:
         output.line(f"left out: {skip['what']}: {skip['reason']}")
 

@@ -12,7 +12,6 @@ from kvgen.commands.options import (
     AsJson,
     OpNames,
     Pins,
-    SpecPath,
     TargetName,
     chosen_ops,
     read_pins,
@@ -37,8 +36,11 @@ STAGES = {
 """Words for the stages of an op."""
 
 
+SpecPaths = Annotated[list[str], typer.Argument(metavar="SPEC...", help="TOML files that describe caches.")]
+
+
 def run(
-    spec: SpecPath,
+    spec: SpecPaths,
     target: TargetName = "cpu",
     effort: Annotated[
         str, typer.Option("--effort", envvar="KVGEN_AUTOTUNE_EFFORT", help="quick (a minute or two) or full.")
@@ -52,6 +54,12 @@ def run(
         bool,
         typer.Option("--why", help="Tune nothing; say which ops the cache holds, and why not the others."),
     ] = False,
+    commit: Annotated[
+        bool,
+        typer.Option(
+            "--commit", help="In a checkout: put the winners into autotune_cache/ too, for a commit."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Generate, prove and tune the kernels; keep the winners.
@@ -64,10 +72,29 @@ def run(
     if effort not in EFFORTS:
         raise ArgumentError(f"--effort {effort}: give one of {', '.join(EFFORTS)}")
     ops, pins = chosen_ops(op), read_pins(pin)
-    loaded = read_spec(spec)
+    loaded = [read_spec(path) for path in spec]
     if why:
-        explain(loaded, target, effort, ops, pins, cache_dir, as_json)
+        for one in loaded:
+            explain(one, target, effort, ops, pins, cache_dir, as_json)
         return
+    folder = _committed_to(pins, cache_dir) if commit else None
+    for one in loaded:
+        _tune(one, target, effort, ops, pins, cache_dir, folder, as_json)
+    if folder is not None and not as_json:
+        _judge(folder, loaded)
+
+
+def _tune(
+    loaded: Spec,
+    target: str,
+    effort: str,
+    ops: tuple[str, ...],
+    pins: dict[str, dict[str, Knob]],
+    cache_dir: Path | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Tune one spec and print its report; ``folder``: where its winners go for a commit."""
     from kvgen.tune.tuner import tune
 
     with progress(quiet=as_json) as advance:
@@ -78,13 +105,49 @@ def run(
 
         report = tune(loaded, target, effort=effort, ops=ops, pins=pins, progress=told, cache_dir=cache_dir)
     stored = _folder(cache_dir, report)
+    written = _commit(loaded, target, ops, folder) if folder is not None else []
     if as_json:
-        output.print_json(report.to_dict() | {"stored": str(stored) if stored else None})
+        extra = {"committed": [path.name for path in written]} if folder is not None else {}
+        output.print_json(report.to_dict() | {"stored": str(stored) if stored else None} | extra)
         return
     print_report(report)
     option = "KVGEN_CACHE_DIR" if cache_dir is None else "--cache-dir"
     lost = f"Winners were not kept: there is no folder for them; set {option} to a writable one"
     output.line(f"Winners are kept in {stored}" if stored else lost)
+    if folder is not None:
+        output.line(f"To commit: {len(written)} records of {report.target} in {folder}")
+
+
+def _committed_to(pins: dict[str, dict[str, Knob]], cache_dir: Path | None) -> Path:
+    """The folder of committed winners; refused where these would not be everybody's."""
+    from kvgen.tune.committed import source_folder
+
+    if pins or cache_dir is not None:
+        option = "--pin" if pins else "--cache-dir"
+        raise ArgumentError(f"{option}: not with --commit, whose records are those of an ordinary run")
+    return source_folder()
+
+
+def _commit(spec: Spec, target: str, ops: tuple[str, ...], folder: Path) -> list[Path]:
+    from kvgen.resolve import resolve_target
+    from kvgen.tune.committed import commit
+
+    return commit(spec, resolve_target(target), ops, folder)
+
+
+def _judge(folder: Path, specs: list[Spec]) -> None:
+    """Say which committed records are stale, and what is wrong with others."""
+    from kvgen.commands.options import spec_folders, toml_files
+    from kvgen.passes.validate import load_spec
+    from kvgen.tune.committed import problems, stale
+
+    examples = [
+        load_spec(path) for base in spec_folders(folder.parent / "examples") for path in toml_files(base)
+    ]
+    for text in problems(folder, [*examples, *specs]):
+        output.line(f"wrong: {text}")
+    for name in stale(folder, [*examples, *specs]):
+        output.line(f"stale: {name} (the templates or the space have changed since): tune its spec again")
 
 
 def explain(

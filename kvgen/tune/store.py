@@ -4,7 +4,8 @@
 does not care for page sizes). Every field stands in the file in clear and is checked when it is read: a
 truncated or foreign file is set aside with one warning, a schedule outside the space or across its
 constraints likewise. A file whose template or schedule space has changed since is stale: its schedules are
-starting points, no more.
+starting points, no more. So are those of a CPU with other optional instructions (``elsewhere``), except where
+nothing else is known. What was measured goes before what was predicted, wherever it lies.
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Winners:
     """Version of kvgen."""
     stale: bool = False
     """Whether the templates or the space have changed since; never stored."""
+    elsewhere: bool = False
+    """Whether it is of a CPU with other optional instructions; never stored."""
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """How little it is worth: smaller is better."""
+        return self.stale, self.elsewhere, self.how == "predicted"
 
     def at(self, bucket: Bucket | None) -> Schedule:
         """The schedule for a workload: its own bucket, else the nearest; without one, the general one."""
@@ -84,19 +92,18 @@ def folders(cache_dir: Path | None) -> Iterator[tuple[Path, bool]]:
 def find(
     key: Key, space: Space, facts: Mapping[str, Knob], *, cache_dir: Path | None = None, own: bool = False
 ) -> Winners | None:
-    """The stored winners of a key; a stale file only where no fresh one is found.
+    """The stored winners of a key that are worth most (see ``Winners.rank``), of equal ones the nearest.
 
     ``own``: look only where this machine's results go, not at what came with the package.
     """
-    stale: Winners | None = None
+    best: Winners | None = None
     for folder, local in folders(cache_dir):
         if own and not local:
             continue
         found = read(folder / key.file, key, space, facts, local=local)
-        if found is not None and not found.stale:
-            return found
-        stale = stale or found
-    return stale
+        if found is not None and (best is None or found.rank < best.rank):
+            best = found
+    return best
 
 
 def read(
@@ -176,8 +183,8 @@ def dump(winners: Winners, key: Key) -> str:
         "buckets": {
             name: {
                 "schedule": best.schedule.to_dict(),
-                "seconds": best.seconds,
-                "default_seconds": best.default_seconds,
+                "seconds": _short(best.seconds),
+                "default_seconds": _short(best.default_seconds),
             }
             for name, best in winners.buckets.items()
         },
@@ -188,6 +195,11 @@ def dump(winners: Winners, key: Key) -> str:
         "kvgen": winners.version,
     }
     return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+def _short(seconds: float | None) -> float | None:
+    """Four digits: more than a measurement has, and a change of the file reads as one."""
+    return None if seconds is None else float(f"{seconds:.4g}")
 
 
 def warn(path: Path, reason: str) -> None:
@@ -203,8 +215,11 @@ def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winne
     if not isinstance(raw, dict):
         raise _BadError("not an object")
     want = {"format": FORMAT, **key.identity()}
+    features = raw.get("features")
+    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
+        raise _BadError(f"features is {features!r}, no list of names")
     for name, value in want.items():
-        if raw.get(name) != value:
+        if raw.get(name) != value and name != "features":
             raise _BadError(f"{name} is {raw.get(name)!r}, not {value!r}")
     texts = {name: raw.get(name) for name in TEXTS}
     for name, value in texts.items():
@@ -213,6 +228,7 @@ def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winne
     if raw["how"] not in HOWS:
         raise _BadError(f"how is {raw['how']!r}")
     stale = (raw["templates"], raw["space"]) != (key.templates, key.space)
+    elsewhere = features != want["features"]
     general = _schedule(raw.get("schedule"), key, space, facts, stale)
     rows = raw.get("buckets")
     if not isinstance(rows, dict):
@@ -230,7 +246,8 @@ def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winne
     for knob in space.numerics:
         if len({best.schedule[knob] for best in found.values()} | {general[knob]}) > 1:
             raise _BadError(f"{knob} decides a result's bits and differs between buckets")
-    return Winners(general, found, raw["how"], raw["effort"], raw["device"], raw["date"], raw["kvgen"], stale)
+    given = (raw["how"], raw["effort"], raw["device"], raw["date"], raw["kvgen"])
+    return Winners(general, found, *given, stale, elsewhere)
 
 
 def _schedule(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob], stale: bool) -> Schedule:

@@ -133,8 +133,10 @@ def _tune_op(
     space, facts, device = space_of(op, target), spec_facts(spec, target), device_name(target)
     key = key_of(op, spec, target, pins, space)
     default = default_in(space, op, spec, target, pins)
-    held = store.find(key, space, facts, cache_dir=cache_dir, own=True)
-    if held and held.device != device:
+    timed = target.backend == "cpu"
+    # A prediction holds anywhere, and what was measured on such a GPU is worth more.
+    held = store.find(key, space, facts, cache_dir=cache_dir, own=timed)
+    if held and timed and (held.device != device or held.elsewhere):
         store.evict(
             key,
             f"was measured on {held.device!r}, and this is {device!r}: it is a starting point only",

@@ -28,6 +28,7 @@ def result(conforms: bool) -> dict[str, Any]:
                 "conforms": conforms,
                 "checks": [wrong],
                 "tuned": [{"op": "decode", "speedup": 1.25, "times": [1, 2], "winner": {"tile": 64}}],
+                "records": ["autotune_cache/sm_90/decode__12345678.json"],
                 "rows": [{"op": "decode", "case": "8x4096", "contender": "kvgen", **timing}],
             }
         ],
@@ -40,6 +41,7 @@ def test_a_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     gpu_check.run("somewhere", [])
     text = capsys.readouterr().out
     assert "Stand-in GPU (sm_90), copy 3,500 GB/s" in text and "left out: flex: no compiler" in text
+    assert "1 records, to be copied" in text and "decode__12345678.json" in text
     assert all(words in text for words in ("all right", "1.25", "tile=64", "8x4096", "41.5", "0.91"))
     gpu_check.run("somewhere", [], as_json=True)
     assert json.loads(capsys.readouterr().out) == result(True)

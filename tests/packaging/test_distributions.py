@@ -7,6 +7,7 @@ setuptools ships whatever an older build left in build/lib.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.faults import small
 
 MAPPED = {f"kvgen/{name}": name for name in ("autotune_cache", "runtime", "schedules", "templates")}
 # Explains a folder to whoever reads the repository; no code opens these, so no wheel needs them.
@@ -95,7 +98,24 @@ def checkout(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(repo_root / folder, target / folder, symlinks=True, ignore=junk)
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile", "constraints.txt"):
         shutil.copy(repo_root / name, target / name)
+    ship_a_record(target / "autotune_cache")
     return target
+
+
+def ship_a_record(folder: Path) -> None:
+    """Put a winner of decode for sm_90 into a tree, which only a build that reads it would choose."""
+    from kvgen.ir import Schedule
+    from kvgen.targets import known_target
+    from kvgen.tune import store
+    from kvgen.tune.key import key_of
+    from kvgen.tune.space import space_of, spec_facts
+
+    spec, target, space = small(), known_target("sm_90"), space_of("decode", known_target("sm_90"))
+    default = space.default(target, spec_facts(spec, target))
+    other = max(space.candidates(spec_facts(spec, target)), key=lambda s: (s["num_warps"], space.order(s)))
+    assert isinstance(other, Schedule) and other != default
+    winners = store.Winners(other, {}, "predicted", "quick", "", "2026-01-02")
+    store.write(winners, key_of("decode", spec, target, {}, space), cache_dir=folder)
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +226,35 @@ def test_installed_wheel_finds_its_data(checkout: Path, wheel: Path, tmp_path: P
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     assert run_isolated(READ_EVERYTHING, site=site, cwd=tmp_path) == expected_listing(checkout)
+
+
+READ_A_RECORD = """
+import json, warnings
+from kvgen.builder import assemble
+warnings.simplefilter("ignore")
+spec = json.loads(SPEC)
+chosen = {tune: assemble(spec, "sm_90", tune=tune).schedules["decode"].to_dict() for tune in ("cache", "off")}
+print(json.dumps(chosen))
+"""
+
+
+def test_installed_wheel_finds_its_winners(checkout: Path, wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (record,) = (checkout / "autotune_cache/sm_90").glob(f"decode__{small_key()}.json")
+    text = READ_A_RECORD.replace("SPEC", repr(json.dumps(small().to_dict())))
+    chosen = json.loads(run_isolated(text, site=site, cwd=tmp_path))
+    assert chosen["cache"] == json.loads(record.read_text())["schedule"] != chosen["off"]
+
+
+def small_key() -> str:
+    from kvgen.targets import known_target
+    from kvgen.tune.key import key_of
+    from kvgen.tune.space import space_of
+
+    target = known_target("sm_90")
+    return key_of("decode", small(), target, {}, space_of("decode", target)).spec8
 
 
 def test_editable_install_follows_the_tree(checkout: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_nearest_bucket_answers() -> None:
         {"format": 99},
         {"op": "prefill"},
         {"target": "cpu-portable"},
-        {"features": ["wings"]},
+        {"features": "wings"},
         {"reads": {}},
         {"how": "guessed"},
         {"date": 7},
