@@ -48,6 +48,7 @@ class Entry:
     message: str = ""
     error: float | None = None
     tolerance: float | None = None
+    oracle_error: float | None = None
     lane: Lane | None = None
     calls: int = 0
     """Calls in one sample."""
@@ -132,7 +133,9 @@ def check(entries: Sequence[Entry], case: Case, say: Say) -> None:
             entry.fail(error)
             continue
         worst = max(verdicts, key=lambda verdict: verdict.share)
-        entry.error, entry.tolerance = worst.error, worst.tolerance
+        exact = max((verdict for verdict in verdicts if not verdict.oracle), key=lambda found: found.share)
+        entry.error, entry.tolerance = exact.error, exact.tolerance
+        entry.oracle_error = max((found.error for found in verdicts if found.oracle), default=None)
         if not worst.right:
             entry.status = WRONG
             entry.message = f"{worst.what}: off by {worst.error:.3g} where {worst.tolerance:.3g} is allowed"
@@ -140,12 +143,12 @@ def check(entries: Sequence[Entry], case: Case, say: Say) -> None:
 
 def _judged(entry: Entry, contender: Contender, right: Expected) -> list[Verdict]:
     """The verdicts on the first and the last set; a slow contender is called once."""
-    verdicts = []
+    verdicts: list[Verdict] = []
     for turn in _turns(contender, entry.case):
         start = time.perf_counter()
         contender.call(turn)
         entry.call_s = time.perf_counter() - start
-        verdicts.append(right.judge(contender, turn))
+        verdicts += right.judge(contender, turn)
         if entry.call_s > SLOW_S:
             break
     return verdicts

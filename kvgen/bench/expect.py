@@ -41,8 +41,15 @@ class Verdict:
     error: float
     """Largest difference over the largest value expected."""
     tolerance: float
-    what: str
-    """The output, and the yardstick."""
+    output: str
+    """Its name: ``out``, ``k`` or ``v``."""
+    oracle: bool
+    """Held against the oracle on stored values, not against the exact ones."""
+
+    @property
+    def what(self) -> str:
+        """The output, and the yardstick."""
+        return f"{self.output}, against {'the oracle' if self.oracle else 'exact values'}"
 
     @property
     def right(self) -> bool:
@@ -97,8 +104,8 @@ class Expected:
                 }
         return self._stored[key]
 
-    def judge(self, contender: Contender, turn: int) -> Verdict:
-        """Compare all that a contender's call, made just before, has given; the worst of it."""
+    def judge(self, contender: Contender, turn: int) -> list[Verdict]:
+        """Compare all that a contender's call, made just before, has given."""
         spec: Spec | None = getattr(contender, "spec", None)
         verdicts = []
         for name, found in contender.results(turn).items():
@@ -107,12 +114,12 @@ class Expected:
             if spec is not None:
                 stored = self.oracle(spec, getattr(contender, "scales", {}))[name]
                 error = _error(found[self.sample].double().numpy(), stored)
-                verdicts.append(Verdict(error, tolerance, f"{name}, against the oracle"))
+                verdicts.append(Verdict(error, tolerance, name, oracle=True))
                 # Quantising moves outputs; by how much, the sample says.
                 tolerance += 4 * _error(exact[self.sample].double().numpy(), stored)
             error = _error(found.float().numpy(), exact.numpy())
-            verdicts.append(Verdict(error, tolerance, f"{name}, against exact values"))
-        return max(verdicts, key=lambda verdict: verdict.share)
+            verdicts.append(Verdict(error, tolerance, name, oracle=False))
+        return verdicts
 
 
 def _error(found: Any, want: Any) -> float:

@@ -28,8 +28,10 @@ class Row:
     message: str = ""
     """Why it was not timed, or what is wrong with its samples."""
     error: float | None = None
-    """Largest error of its outputs over the largest output."""
+    """Largest error of its outputs over the largest output, from exact values: its format's share as well."""
     tolerance: float | None = None
+    oracle_error: float | None = None
+    """The same of kvgen's, from what the oracle makes of the stored values: the kernel's share."""
     nbytes: int = 0
     """Bytes of cache that a call reads and writes."""
     sets: int = 0

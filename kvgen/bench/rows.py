@@ -57,6 +57,7 @@ def _row(entry: Entry, samples: Samples, rivals: Mapping[str, Samples], limit: S
         message=message,
         error=entry.error,
         tolerance=entry.tolerance,
+        oracle_error=entry.oracle_error,
         nbytes=nbytes,
         sets=contender.sets if contender else 0,
         calls=entry.calls,

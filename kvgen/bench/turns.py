@@ -36,7 +36,7 @@ MOST_REPS = 400
 SHORT_S = 0.02
 """A call that takes longer is not changed by threads that have to be woken (some 50 us)."""
 
-REST_S = 4e-3
+REST_S = 1e-2
 """Before a sample with several threads: those of another OpenMP runtime spin for milliseconds after their
 work, on the cores of whoever comes next."""
 

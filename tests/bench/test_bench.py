@@ -32,6 +32,8 @@ def test_everyone_is_right_and_timed(small_report: Report) -> None:
         for row in case.rows:
             assert (row.status, row.message) == (OK, ""), f"{case.case}: {row}"
             assert row.error is not None and row.tolerance is not None and row.error <= row.tolerance
+            if row.spec:  # quantising is no fault of the kernel's
+                assert row.oracle_error is not None and row.oracle_error <= min(row.tolerance, 0.015)
             assert row.seconds is not None and row.seconds.count == len(row.samples) >= 3
 
 
@@ -180,13 +182,17 @@ def test_a_lost_key_is_found() -> None:
     """Attention over all but the last key, of 2,000: a contender that masks one too many."""
     scene = Scene(free([2], 2000, None)[0], Shape(4, 1, 64, 64, 64**-0.5, True, None), 1)
     expected = Expected(scene)
-    assert expected.judge(Echo(expected.exact["out"]), 0).right
+
+    def right(out: torch.Tensor) -> bool:
+        return all(verdict.right for verdict in expected.judge(Echo(out), 0))
+
+    assert right(expected.exact["out"])
     k, v = (getattr(scene, side).float().view(2, 2000, 1, 64)[:, :-1].transpose(1, 2) for side in "kv")
     q = scene.q.float().view(2, 1, 4, 64)
     lost = torch.nn.functional.scaled_dot_product_attention(q, k, v).reshape(2, 4, 64)
-    assert not expected.judge(Echo(lost), 0).right
-    assert not expected.judge(Echo(expected.exact["out"][:1]), 0).right  # another shape
-    assert not expected.judge(Echo(expected.exact["out"] * float("nan")), 0).right
+    assert not right(lost)
+    assert not right(expected.exact["out"][:1])  # another shape
+    assert not right(expected.exact["out"] * float("nan"))
 
 
 def test_no_type_of_a_peer_is_refused_silently() -> None:

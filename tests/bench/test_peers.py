@@ -19,7 +19,7 @@ SHAPE = Shape(8, 2, 64, 64, 64**-0.5, True, None)
 def judged(scene: Scene, contender: Contender, turn: int) -> bool:
     """Whether a call gives what it must."""
     contender.call(turn)
-    return Expected(scene).judge(contender, turn).right
+    return all(verdict.right for verdict in Expected(scene).judge(contender, turn))
 
 
 def test_by_default_all_that_are_here_and_start_quickly() -> None:
