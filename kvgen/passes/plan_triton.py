@@ -39,11 +39,11 @@ def plan_triton(
     if op in ("decode", "prefill") and spec.cache.page_size == 1:
         # The only token of a page stands at its start.
         strides = tuple(c for c in strides if not c.name.endswith("_STRIDE_TOK"))
-    if "codec" in answers and answers["codec"].v.word > 1:
-        strides = tuple(
-            replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith("V_STRIDE") else c
-            for c in strides
-        )
+    worded = tuple(f"{name.upper()}_STRIDE" for name in answers.get("worded", ()))
+    strides = tuple(
+        replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith(worded) else c
+        for c in strides
+    )
     return KernelPlan(
         op=op,
         variant=variant,

@@ -42,11 +42,13 @@ def attention_answers(
     ragged = op == "prefill" or variant == "multi"
     tile, rows = schedule.int("tile"), row_tile(op, spec, schedule, ragged)
     lookup, mask = lookup_for(spec.cache.page_size, tile, target), mask_for(spec, ragged=ragged)
-    codec = codec_for(spec, target, record.plane("v"))
-    if codec.v.word > 1:
-        words = word_plane(record.plane("v"))
+    codec = codec_for(spec, target, record)
+    readers = {"k": codec.k, "v": codec.v}
+    worded = tuple(name for name, reader in readers.items() if reader.word > 1)
+    for name in worded:
+        words = word_plane(record.plane(name))
         assert words is not None
-        addresses["v"] = word_address(words)
+        addresses[name] = word_address(words)
     qk, pv = qk_dot(spec, target, codec), pv_dot(spec, target, codec)
     k_side = side(spec, "k", att.head_dim, codec.k, int8=qk.compute == "int8")
     v_side = side(spec, "v", att.v_head_dim, codec.v, int8=False)
@@ -58,7 +60,7 @@ def attention_answers(
             addresses[plane.name],
             lookup,
             parts.get(plane.name, ()),
-            codec.v.word if plane.name == "v" else 1,
+            readers[plane.name].word if plane.name in readers else 1,
             multiple[plane.name] if codec.ptx else 0,
         )
         for plane in record.planes
@@ -81,9 +83,8 @@ def attention_answers(
         "d_parts": split_d(att.v_head_dim),
         "codec": codec,
         "widens": any(view.widens for view in views.values()),
-        "v_strides": [t.stride_name for t in addresses["v"].terms if t.stride is None]
-        if codec.v.word > 1
-        else [],
+        "worded": worded,
+        "word_strides": [t.stride_name for n in worded for t in addresses[n].terms if t.stride is None],
         "qk": qk,
         "pv": pv,
         "k_fold": fold["k"],
@@ -94,6 +95,7 @@ def attention_answers(
         # weight.
         "wild": bool(mask.by_row) and (not spec.cache.v.fmt.scaled or _nan_codes(spec)),
         "sum_late": op == "decode",
+        "edges": schedule["edges"] if op == "prefill" else "plain",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
         "head_of_row": _head_of_row(att.group, ragged),
@@ -150,7 +152,8 @@ def _multiples(spec: Spec, record: PageRecord, codec: Codec) -> dict[str, int]:
     """What each plane's page stride is promised to be a multiple of, in loaded elements."""
     promised = aligned(spec, record)
     found = {p.name: 16 if f"{p.name}_stride_page" in promised else 1 for p in record.planes}
-    return found | ({"v": max(1, found["v"] // 2)} if codec.v.word > 1 else {})
+    readers = {"k": codec.k, "v": codec.v}
+    return found | {n: max(1, found[n] // reader.word) for n, reader in readers.items()}
 
 
 def _nan_codes(spec: Spec) -> bool:
@@ -223,11 +226,12 @@ def _entries(
     op: str, args: tuple[Arg, ...], schedule: Schedule, ragged: bool, codec: Codec
 ) -> tuple[Entry, ...]:
     """The kernels of the module: prefill, or decode's split and merge."""
-    kinds = {"workspace": "*fp32"} | ({"v": "*i16"} if codec.v.word > 1 else {})
+    worded = [name for name, reader in (("k", codec.k), ("v", codec.v)) if reader.word > 1]
+    kinds = {"workspace": "*fp32"} | dict.fromkeys(worded, "*i16")
     # A page of 2**31 elements does not exist, and 32-bit strides multiply ids faster; a launch checks them.
     kinds |= {arg.name: "i32" for arg in args if arg.name.endswith("_stride_page")}
     docs = {"workspace": "f32: states of the splits, T x q_heads x splits x SPLIT_ROW"}
-    docs |= {"v": "bytes as int16 words: v plane"} if codec.v.word > 1 else {}
+    docs |= {name: f"bytes as int16 words: {name} plane" for name in worded}
     every = tuple(
         replace(p, kind=kinds.get(p.value, p.kind), doc=docs.get(p.value, p.doc)) for p in params(args)
     )

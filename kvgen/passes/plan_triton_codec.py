@@ -12,7 +12,8 @@ The query meets K in one of four ways (``Codec.q``):
 V is contracted over tokens with weights of many magnitudes, so its codes become f16, exactly. A tensor core
 wants two *tokens* in one register. Loaded as int16 words (two bytes of a row), a register holds the words of
 two tokens, whose low bytes make one operand and whose high bytes another: even and odd bytes become two
-dots ("lanes"). Nibbles make four.
+dots ("lanes"). Nibbles make four. K in e4m3 is read the same way: its operands then have 16 bits from the
+load on, and q is fetched four times wider.
 
 int8    ``0x6400 | (code + 128)`` are the bits of ``1024 + 128 + code`` in f16: a byte permute and a packed
         subtraction make two operands.
@@ -27,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.errors import UnsupportedError
-from kvgen.ir import Plane, Spec, Target
+from kvgen.ir import PageRecord, Spec, Target
 from kvgen.passes.plan_triton_words import word_plane
 
 LARGEST_DIGIT = 254
@@ -77,7 +78,7 @@ class Codec:
         return frozenset({self.k.helper, self.v.helper} - {""})
 
 
-def codec_for(spec: Spec, target: Target, v_plane: Plane) -> Codec:
+def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     """The codec of a spec on a target.
 
     Raises UnsupportedError for ``pv = "int8"`` and for ``qk = "int8"`` beside an f32 query.
@@ -102,12 +103,15 @@ def codec_for(spec: Spec, target: Target, v_plane: Plane) -> Codec:
             digit = min(LARGEST_DIGIT, (2**31 - 1) // (127 * 128 * att.head_dim) - 1)
     elif k.format == "e4m3" and att.q_dtype == "bf16":
         q = "units"
-    words = not wide and not target.arch.startswith("gfx") and word_plane(v_plane) is not None
+    words = {
+        side: not wide and not target.arch.startswith("gfx") and word_plane(record.plane(side)) is not None
+        for side in ("k", "v")
+    }
     return Codec(
         q,
         digit,
-        _k_reader(k.format, q, wide, fp8),
-        _v_reader(v.format, words, wide, fp8),
+        _k_reader(k.format, q, words["k"], wide, fp8),
+        _v_reader(v.format, words["v"], wide, fp8),
         ptx,
         fp8,
         any(s.format == "e4m3" and s.static_scale for s in (k, v)),
@@ -119,7 +123,7 @@ def row_codec(spec: Spec) -> Codec:
     return Codec(
         "plain",
         1,
-        _k_reader(spec.cache.k.format, "plain", True, False),
+        _k_reader(spec.cache.k.format, "plain", False, True, False),
         _v_reader(spec.cache.v.format, False, True, False),
         False,
         False,
@@ -127,9 +131,9 @@ def row_codec(spec: Spec) -> Codec:
     )
 
 
-def _k_reader(fmt: str, q: str, wide: bool, fp8: bool) -> Reader:
+def _k_reader(fmt: str, q: str, words: bool, wide: bool, fp8: bool) -> Reader:
     if fmt == "e4m3":
-        return _e4m3(wide, fp8)
+        return _e4m3(words, fp8)
     if fmt == "int4" and q in ("digits", "codes"):
         return Reader("nibbles_x16", ("_low", "_high"), 1, 1 / 16, "int8")
     if fmt == "int4":
@@ -146,10 +150,11 @@ def _v_reader(fmt: str, words: bool, wide: bool, fp8: bool) -> Reader:
         return Reader("nibble_words_to_f16", lanes, 2, 1.0, "f16")
     if fmt == "int4":
         return Reader("nibbles", ("_low", "_high"), 1, 1.0, "f32" if wide else "f16")
-    if fmt == "e4m3" and words:
-        return Reader("e4m3_words_to_f16", ("_even", "_odd"), 2, 1.0 if fp8 else 256.0, "f16")
-    return _e4m3(wide, fp8) if fmt == "e4m3" else Reader()
+    return _e4m3(words, fp8) if fmt == "e4m3" else Reader()
 
 
-def _e4m3(wide: bool, fp8: bool) -> Reader:
-    return Reader("e4m3_to_f16", factor=1.0 if fp8 else 256.0, kind="f16")
+def _e4m3(words: bool, fp8: bool) -> Reader:
+    factor = 1.0 if fp8 else 256.0
+    if words:
+        return Reader("e4m3_words_to_f16", ("_even", "_odd"), 2, factor, "f16")
+    return Reader("e4m3_to_f16", ("",), 1, factor, "f16")

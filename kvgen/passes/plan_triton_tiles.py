@@ -21,6 +21,8 @@ class Lane:
     """Ends its name: ``k0_low_TD`` has the tag ``0_low``."""
     shift: int
     """Elements of d from the index of its byte to its own: half a row for high nibbles."""
+    step: str
+    """Text after the index of its word that makes that of its byte: `` * 2``, `` * 2 + 1``, or nothing."""
     block: str
     """Number of its block of d, which names its scale; empty where a row has one scale."""
 
@@ -83,7 +85,8 @@ def side(spec: Spec, name: str, size: int, reader: Reader, *, int8: bool) -> Sid
         for suffix in reader.lanes:
             shift = stored if halves and "high" in suffix else 0
             of = "" if block is None else str((part.start + shift) // block)
-            lanes.append(Lane(part.tag + suffix, shift, of))
+            step = "" if reader.word == 1 else " * 2 + 1" if "odd" in suffix else " * 2"
+            lanes.append(Lane(part.tag + suffix, shift, step, of))
         tiles.append(Tile(part, tuple(lanes)))
     blocks = ("",) if block is None else tuple(str(i) for i in range(size // block))
     return Side(tuple(tiles), blocks)

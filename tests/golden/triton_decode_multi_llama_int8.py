@@ -123,7 +123,7 @@ def decode_split(
     tok_P = tl.arange(0, PAGE)
     k_d_D = tl.arange(0, 128)
     v_d_D = tl.arange(0, 128)
-    # V is read as int16 words of two bytes; its strides, given in bytes, are counted in words from here on.
+    # V is read as int16 words of two bytes; strides, given in bytes, are counted in words from here on.
     v_w_D = tl.arange(0, 64)
     v_stride_page = v_stride_page // 2
     k_page_PD = k_ptr + head * K_STRIDE_HEAD + tok_P[:, None] * K_STRIDE_TOK + k_d_D[None, :]

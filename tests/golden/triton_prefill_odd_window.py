@@ -1,7 +1,7 @@
 """prefill: attention of ragged queries over a paged cache.
 
 spec 1cd0add7, target sm_90
-schedule: ids=inline num_stages=2 num_warps=8 rows=64 tile=64
+schedule: edges=async ids=inline num_stages=2 num_warps=8 rows=64 tile=64
 
 6 query heads over 2 KV heads of 72 elements (causal, aligned to the last key, window of 128 earlier keys).
 q f16, K f16, V int8.
@@ -104,7 +104,7 @@ def prefill(
     k_d1_D = 64 + tl.arange(0, 16)
     v_d0_D = tl.arange(0, 64)
     v_d1_D = 64 + tl.arange(0, 32)
-    # V is read as int16 words of two bytes; its strides, given in bytes, are counted in words from here on.
+    # V is read as int16 words of two bytes; strides, given in bytes, are counted in words from here on.
     v_w0_D = tl.arange(0, 32)
     v_w1_D = 32 + tl.arange(0, 16)
     v_stride_page = v_stride_page // 2
@@ -126,7 +126,7 @@ def prefill(
     acc1_odd_MD = tl.zeros([ROWS, 16], tl.float32)
 
     # Tiles that the window's lower edge cuts.
-    for tile in tl.range(kv_lo // TILE * TILE, body_lo, TILE, num_stages=1):
+    for tile in tl.range(kv_lo // TILE * TILE, body_lo, TILE):
         column = (tile + tok_T) // PAGE
         ids_T = tl.load(table_row + column, mask=(column >= kv_lo // PAGE) & (column < table_end), other=0)
         slot_T = (tile + tok_T) % PAGE
@@ -181,7 +181,7 @@ def prefill(
         acc1_odd_MD = tl.dot(w_MT, v1_odd_TD, acc1_odd_MD * alpha_M[:, None])
 
     # The last tiles: past the end of the keys, or not seen by every row.
-    for tile in tl.range(body_hi, kv_hi, TILE, num_stages=1):
+    for tile in tl.range(body_hi, kv_hi, TILE):
         column = (tile + tok_T) // PAGE
         ids_T = tl.load(table_row + column, mask=(column >= kv_lo // PAGE) & (column < table_end), other=0)
         slot_T = (tile + tok_T) % PAGE

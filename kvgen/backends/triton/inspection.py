@@ -61,11 +61,12 @@ class Resources:
     def main_loop(self) -> Loop | None:
         """The innermost loop that does most of the work, None for a kernel without loops.
 
-        Most matrix instructions (else most bytes loaded) wins: an unrolled body before its remainder.
-        Among equals the shortest, which is the unmasked twin of a peeled loop.
+        A pipelined loop (with asynchronous copies) comes before a masked twin or a rare repair; then most
+        matrix instructions, an unrolled body before its remainder; then most bytes loaded where nothing is
+        copied asynchronously; then the shortest.
         """
         inner = [loop for loop in self.loops if loop.innermost]
-        return max(inner, key=lambda x: (sum(x.mma.values()), x.load_bits, -x.instructions), default=None)
+        return max(inner, key=_work, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data; ``from_json`` gives an equal value back."""
@@ -78,6 +79,11 @@ class Resources:
         fields["parameters"] = tuple(Parameter(**p) for p in fields["parameters"])
         fields["loops"] = tuple(Loop(**loop) for loop in fields["loops"])
         return cls(**fields)
+
+
+def _work(loop: Loop) -> tuple[int, int, int, int]:
+    copies = loop.async_copies
+    return copies > 0, sum(loop.mma.values()), 0 if copies else loop.load_bits, -loop.instructions
 
 
 def inspect_kernel(kernel: CompiledKernel) -> Resources:
