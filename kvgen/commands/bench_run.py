@@ -7,12 +7,16 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+
 from kvgen.backends.cpu import machine
 from kvgen.bench import Case, Settings, bench
 from kvgen.bench.compare import compare, need_comparable, read_report
 from kvgen.bench.facts import gather
 from kvgen.bench.peers import registry
+from kvgen.bench.peers.registry import Peer
 from kvgen.bench.plot import draw, need_plot
+from kvgen.bench.report import WRONG, Report
 from kvgen.commands import output
 from kvgen.commands.bench_report import print_comparison, print_report
 from kvgen.commands.options import read_pins
@@ -36,7 +40,7 @@ def run_specs(
     file: str | None,
     as_json: bool,
 ) -> None:
-    """What cannot work is refused before the first minute is spent."""
+    """Bench and tell; leaves with 1 where a kernel of kvgen's is wrong. The impossible is refused at once."""
     chosen = registry.choose(peers, no_peers)
     schedule = read_pins(pins)
     old = read_report(against) if against else None
@@ -59,9 +63,18 @@ def run_specs(
         draw(report, picture)
     if as_json:
         output.print_json(data)
-        return
-    print_report(report, [] if no_peers or peers else registry.missing())
-    for text in dict.fromkeys(str(warning.message) for warning in untuned):
+    else:
+        tell(report, old, [] if no_peers or peers else registry.missing(), untuned)
+    if any(row.spec is not None and row.status == WRONG for case in report.cases for row in case.rows):
+        raise typer.Exit(1)
+
+
+def tell(
+    report: Report, old: Report | None, missing: Sequence[Peer], notes: Sequence[warnings.WarningMessage]
+) -> None:
+    """Print the tables, what schedules they are of, and what changed."""
+    print_report(report, missing)
+    for text in dict.fromkeys(str(note.message) for note in notes):
         output.line(f"note: {text}")
     if old is not None:
         print_comparison(compare(old, report))

@@ -15,6 +15,7 @@ from kvgen.bench import Report
 from kvgen.commands import bench_report
 from kvgen.commands.bench import json_file
 from kvgen.errors import ArgumentError
+from kvgen.runtime.ops import CacheOps
 
 BF16 = "examples/llama3-8b-bf16.toml"
 TINY = (BF16, "--batch", "1", "--context", "32", "--rounds", "3", "--seconds", "1", "--threads", "1")
@@ -56,6 +57,15 @@ def test_one_json_document(kvgen_json: Any) -> None:
     report = Report.from_json(kvgen_json("bench", *TINY, "--no-peers"))
     (case,) = report.cases
     assert [row.contender for row in case.rows] == ["kvgen llama3-8b-bf16"]
+
+
+def test_a_wrong_kernel_ends_with_one(kvgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = CacheOps.decode
+    monkeypatch.setattr(CacheOps, "decode", lambda self, *a, **k: decode(self, *a, **k)[0].mul_(2))
+    done = kvgen("bench", *TINY, "--no-peers")
+    assert done.exit_code == 1
+    assert re.search(r"^kvgen llama3-8b-bf16 +wrong ", done.stdout, re.MULTILINE)
+    assert "kvgen llama3-8b-bf16: wrong: out, against" in done.stdout
 
 
 @pytest.mark.parametrize(

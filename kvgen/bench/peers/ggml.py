@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kvgen.bench.contender import Scene, Tensor, torch_type
@@ -52,51 +55,36 @@ _FUNCTIONS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
 }
 
 
-class Ggml:
-    """The functions of ggml, and a CPU backend."""
-
-    def __init__(self) -> None:
-        folder = library_folder()
-        try:
-            libraries = {
-                part: ctypes.CDLL(str(folder / f"libggml{tail}.so"), mode=ctypes.RTLD_GLOBAL)
-                for part, tail in (("base", "-base"), ("cpu", "-cpu"))
-            }
-            for name, (part, result, arguments) in _FUNCTIONS.items():
-                function = getattr(libraries[part], name)
-                function.restype, function.argtypes = result, arguments
-                setattr(self, name, function)
-        except (OSError, AttributeError) as error:
-            raise ToolchainError(f"llama_cpp: its ggml does not load: {error}") from None
-        self.backend = self.ggml_backend_cpu_init()
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-def library_folder() -> Path:
-    """Where llama-cpp-python keeps its libraries; the package is not imported."""
-    found = importlib_spec("llama_cpp")
-    if found is None:
-        raise ToolchainError("llama_cpp: not installed; try: pip install --no-deps llama-cpp-python")
-    return found / "lib"
-
-
-def importlib_spec(package: str) -> Path | None:
-    """The folder of an installed package."""
-    import importlib.util
-
-    if not installed(package):
-        return None
-    spec = importlib.util.find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
-
-
 @functools.cache
-def library() -> Ggml:
-    """ggml, loaded once."""
-    return Ggml()
+def library() -> SimpleNamespace:
+    """The functions of ggml by name, and ``backend``, one of its CPU backends; loaded once.
+
+    The package itself is not imported. Raises ``ToolchainError`` where it is missing or another ggml.
+    """
+    folder = package_folder("llama_cpp") / "lib"
+    found = SimpleNamespace()
+    try:
+        libraries = {
+            part: ctypes.CDLL(str(folder / f"libggml-{part}.so"), mode=ctypes.RTLD_GLOBAL)
+            for part in ("base", "cpu")
+        }
+        for name, (part, result, arguments) in _FUNCTIONS.items():
+            function = getattr(libraries[part], name)
+            function.restype, function.argtypes = result, arguments
+            setattr(found, name, function)
+    except (OSError, AttributeError) as error:
+        raise ToolchainError(f"llama_cpp: its ggml does not load: {error}") from None
+    found.backend = found.ggml_backend_cpu_init()
+    return found
+
+
+def package_folder(package: str) -> Path:
+    """Where an installed package lies."""
+    spec = importlib.util.find_spec(package) if installed(package) else None
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        raise ToolchainError(f"{package}: not installed; see kvgen bench --list-peers")
+    return Path(places[0])
 
 
 class Flash:
@@ -121,6 +109,7 @@ class Flash:
             16 * self._ggml.ggml_tensor_overhead() * self.sets + self._ggml.ggml_graph_overhead() * self.sets
         )
         self._context = self._ggml.ggml_init(_Params(size + (1 << 16), None, True))
+        weakref.finalize(self, self._ggml.ggml_free, self._context)
         self._ggml.ggml_backend_cpu_set_n_threads(self._ggml.backend, scene.threads)
         self._q = scene.q.float().view(batch, queries, *scene.q.shape[1:]).transpose(1, 2).contiguous()
         self._mask = None if queries == 1 else _mask(queries, keys)
