@@ -42,10 +42,13 @@ lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-# All records of autotune_cache/: this CPU's measured, the GPUs' predicted. Fresh ones are not made again.
-TUNED_TARGETS ?= cpu sm_80 sm_90 sm_100 gfx942
+# The records of autotune_cache/: this CPU's measured, the GPUs' predicted. Fresh ones are not made again.
+TUNED_GPUS ?= sm_80 sm_90 sm_100 gfx942
+TUNED_FORMATS ?= bf16 int8 e4m3 int4
 autotune-cache: $(READY) check-deps check-compiler
-	@for target in $(TUNED_TARGETS); do $(KVGEN) tune examples/*.toml --target $$target --commit || exit 1; done
+	$(KVGEN) tune examples/*.toml --commit
+	@for target in $(TUNED_GPUS); do \
+	  $(KVGEN) tune $(TUNED_FORMATS:%=examples/llama3-8b-%.toml) --target $$target --op decode,prefill --commit || exit 1; done
 
 clean:
 	rm -rf .venv .venv-triton36 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, brief
-from kvgen.ir import Spec
+from kvgen.ir import Schedule, Spec
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
 from kvgen.library import Library
@@ -66,11 +66,13 @@ def assemble(
     if unknown:
         raise ArgumentError(f"schedule[{brief(unknown[0])}]: no such op; the ops are {', '.join(OPS)}")
     chosen = {op: default_schedule(backend, op, spec, resolved, pins.get(op, {})) for op in OPS}
+    workloads: dict[str, dict[str, Schedule]] = {}
     if tune != "off":
         from kvgen.tune.choose import choose
 
-        chosen |= choose(spec, record, resolved, backend, tune, pins, chosen)
-    return Library(spec, record, resolved, backend, chosen, checked=checked)
+        tuned = choose(spec, record, resolved, backend, tune, pins, chosen)
+        chosen, workloads = chosen | tuned.schedules, tuned.workloads
+    return Library(spec, record, resolved, backend, chosen, checked=checked, workloads=workloads)
 
 
 def _pins(schedule: Any) -> dict[Any, Mapping[str, Knob]]:
