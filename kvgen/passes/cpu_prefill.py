@@ -123,6 +123,8 @@ def prefill_answers(given: Inputs) -> Answers:
         "panel_names": _panel_names(k, v),
         "k_side": k,
         "v_side": v,
+        # Rows in pieces have no line of their own to fetch.
+        "prefetch_next": schedule.int("prefetch") == 1 and (k.field.contiguous or v.field.contiguous),
         "vectors": vectors,
         "fewer_vectors": list(range(1, vectors)),
         "q_tile": q_tile,

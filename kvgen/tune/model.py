@@ -104,7 +104,7 @@ def _attention_s(
         q_tile = max(1, schedule.int("rows") // att.group)
         units = batch * att.kv_heads * math.ceil(q_len / q_tile)
         walk = math.ceil(q_len / q_tile) * 0.2
-    hidden = 0.6 if op == "decode" and schedule["prefetch"] else 1.0
+    hidden = 0.6 if schedule["prefetch"] else 1.0
     memory = nbytes * walk * hidden / CORE_BYTES_PER_S
     balance = math.ceil(units / threads) * threads / units  # cores idle in the last round
     return (max(compute, memory) + 0.3 * min(compute, memory) + softmax + UNIT_S * units) * balance / threads
