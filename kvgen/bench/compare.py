@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.bench.facts import Facts
-from kvgen.bench.report import CaseReport, Report, Row
+from kvgen.bench.report import DISTURBED, OK, CaseReport, Report, Row
 from kvgen.bench.stats import Figure
 from kvgen.errors import ArgumentError
 
@@ -45,8 +45,10 @@ class Comparison:
 
     changes: tuple[Change, ...]
     only_old: tuple[str, ...]
-    """Rows, as ``case: contender``, that only the old report has."""
+    """Rows, as ``case: contender``, that only the old report has; of cases that both have."""
     only_new: tuple[str, ...]
+    disturbed: tuple[str, ...]
+    """Rows that have too few samples in one of them to be compared."""
     redefined: tuple[str, ...]
     """Specs whose name stands for another spec now."""
 
@@ -80,13 +82,15 @@ def need_comparable(old: Facts, new: Facts) -> None:
 def compare(old: Report, new: Report) -> Comparison:
     """Every figure that both have. Raises ``ArgumentError`` where machines, threads or protocols differ."""
     need_comparable(old.facts, new.facts)
-    before, now = _rows(old), _rows(new)
+    cases = {case.case for case in old.cases} & {case.case for case in new.cases}
+    before, now = _rows(old, cases), _rows(new, cases)
+    both = {key: (before[key], now[key]) for key in now if key in before}
+    good = {key: pair for key, pair in both.items() if all(row.status == OK for row in pair)}
     return Comparison(
-        changes=tuple(
-            change for key in now if key in before for change in _changes(key, before[key], now[key])
-        ),
+        changes=tuple(change for key, pair in good.items() for change in _changes(key, *pair)),
         only_old=tuple(_title(key) for key in before if key not in now),
         only_new=tuple(_title(key) for key in now if key not in before),
+        disturbed=tuple(_title(key) for key in both if key not in good),
         redefined=tuple(name for name, spec in new.specs.items() if old.specs.get(name, spec) != spec),
     )
 
@@ -95,8 +99,9 @@ Key = tuple[str, str, str, str | None]
 """Attention, case, contender, and the memory's mode: the modes do not compare either."""
 
 
-def _rows(report: Report) -> dict[Key, Row]:
-    return {_key(case, row): row for case in report.cases for row in case.rows if row.seconds is not None}
+def _rows(report: Report, cases: Set[str]) -> dict[Key, Row]:
+    found = ((case, row) for case in report.cases if case.case in cases for row in case.rows)
+    return {_key(case, row): row for case, row in found if row.status in (OK, DISTURBED)}
 
 
 def _key(case: CaseReport, row: Row) -> Key:

@@ -11,7 +11,8 @@ from kvgen.bench.stats import Figure
 from kvgen.errors import ArgumentError, brief
 
 OK, WRONG, FAILED, DISTURBED = "ok", "wrong", "failed", "disturbed"
-"""How a contender ended: timed; outputs wrong, so not timed; could not run; too few undisturbed samples."""
+"""How a contender ended: timed; outputs wrong, so not timed; could not run; few undisturbed samples, or
+more than two dropped for each."""
 
 
 @dataclass(frozen=True)

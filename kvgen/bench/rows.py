@@ -9,6 +9,7 @@ from kvgen.bench.entries import Entry
 from kvgen.bench.limits import Limits, kept
 from kvgen.bench.report import DISTURBED, OK, Row
 from kvgen.bench.stats import figure, paired
+from kvgen.bench.turns import LEAST
 
 Samples = Mapping[int, float]
 
@@ -43,7 +44,7 @@ def _row(entry: Entry, samples: Samples, rivals: Mapping[str, Samples], limit: S
     seconds, contender = figure(samples.values()), entry.contender
     nbytes = contender.nbytes if contender else 0
     status, message, dropped = entry.status, entry.message, entry.lane.dropped if entry.lane else 0
-    if status == OK and (not samples or dropped > 2 * len(samples)):
+    if status == OK and (len(samples) < LEAST or dropped > 2 * len(samples)):
         status = DISTURBED
         message = f"{dropped} of {dropped + len(samples)} samples dropped: threads waited for a core"
     if status == OK and contender and 2 * contender.sets * nbytes < entry.scene.cold_bytes:

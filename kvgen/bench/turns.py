@@ -27,6 +27,9 @@ LEAST = 3
 TRIES = 3
 """Samples of a lane in one round, until one is undisturbed."""
 
+WARM_UP = 3
+"""Calls of every contender before its first sample; on a busy machine one of them may be undisturbed."""
+
 SLOW_S = 0.2
 """A call that takes longer is checked once, needs no other one to warm up, and has one try a round."""
 
@@ -82,9 +85,9 @@ class Calls:
         self.seconds = 0.0
 
     def warm_up(self) -> float:
-        """Two calls; sets how many make a sample, and returns the seconds of the quicker one."""
+        """A few calls; sets how many make a sample, and returns the seconds of the quickest."""
         seconds = math.inf
-        for _ in range(2):
+        for _ in range(WARM_UP):
             start = self._clock()
             self._call(self._turn)
             seconds = min(seconds, self._clock() - start)

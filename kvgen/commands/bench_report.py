@@ -105,8 +105,8 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
     if disturbed:
         names = "all" if len(disturbed) == len(case.rows) > 1 else ", ".join(disturbed)
         yield (
-            f"Disturbed, so read with care: {names}. Most samples were dropped, as threads "
-            "waited for a core. A quieter machine helps, or more --seconds."
+            f"Disturbed, so read with care: {names}. Few samples, or most were dropped as "
+            "threads waited for a core. A quieter machine helps, or more --seconds."
         )
     for name, reason in case.left_out.items():
         yield f"{name}: left out: {reason}"
@@ -143,7 +143,11 @@ def print_comparison(found: Comparison) -> None:
     output.table(columns, rows, title="Compared with the earlier report", right=columns[3:7])
     for name in found.redefined:
         output.line(f"{name}: the name stood for another spec then")
-    for text, names in (("Only then", found.only_old), ("Only now", found.only_new)):
+    for text, names in (
+        ("Only then", found.only_old),
+        ("Only now", found.only_new),
+        ("Disturbed then or now", found.disturbed),
+    ):
         if names:
             output.line(f"{text}: {'; '.join(names)}")
 

@@ -77,10 +77,20 @@ def test_other_software_compares(small_report: Report) -> None:
 
 
 def test_rows_of_one_report_only_are_named(small_report: Report) -> None:
-    less = dataclasses.replace(small_report, cases=small_report.cases[1:])
+    case = small_report.cases[0]
+    less = dataclasses.replace(small_report, cases=(dataclasses.replace(case, rows=case.rows[1:]),))
     found = compare(small_report, less)
-    assert any(name.startswith("decode-2x40: kvgen ") for name in found.only_old)
+    assert found.only_old == (f"decode-2x40: {case.rows[0].contender}",)  # of other cases nothing was run now
     assert not found.only_new
+
+
+def test_disturbed_rows_are_named_and_not_compared(small_report: Report) -> None:
+    case = small_report.cases[0]
+    rows = (dataclasses.replace(case.rows[0], status="disturbed"), *case.rows[1:])
+    other = dataclasses.replace(small_report, cases=(dataclasses.replace(case, rows=rows),))
+    found = compare(small_report, other)
+    assert found.disturbed == (f"decode-2x40: {case.rows[0].contender}",)
+    assert case.rows[0].contender not in {change.contender for change in found.changes}
 
 
 def test_the_modes_of_the_memory_do_not_compare(small_report: Report) -> None:

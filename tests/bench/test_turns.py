@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.bench.turns import LEAST, SAMPLE_S, TRIES, Calls, Lane, plan, take_turns
+from kvgen.bench.turns import LEAST, SAMPLE_S, TRIES, WARM_UP, Calls, Lane, plan, take_turns
 
 
 class World:
@@ -113,16 +113,16 @@ def test_short_calls_are_made_many_times_for_a_sample() -> None:
     calls.warm_up()
     assert calls.reps == pytest.approx(SAMPLE_S / 1e-5, abs=1)
     assert calls() == pytest.approx(1e-5)
-    assert turns == list(range(2 + calls.reps))  # memory goes on rotating from one sample to the next
+    assert turns == list(range(WARM_UP + calls.reps))  # memory goes on rotating from one sample to the next
     calls()
-    assert turns[-1] == 1 + 2 * calls.reps
+    assert turns[-1] == WARM_UP - 1 + 2 * calls.reps
 
 
 def test_threads_that_rest_are_woken_by_a_call_that_does_not_count() -> None:
     world, rests = World(), []
 
     def call(turn: int) -> None:
-        world.now += 5.0 if rests and turn == 2 else 0.004
+        world.now += 5.0 if rests and turn == WARM_UP else 0.004
 
     calls = Calls(call, world.clock, wake=True)
     calls.warm_up()
