@@ -8,6 +8,7 @@ operation reads the format, to rows in the thread's scratch: right for every lay
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from kvgen.errors import UnsupportedError
@@ -114,7 +115,9 @@ def decode_answers(given: Inputs) -> Answers:
         Constant("V_PITCH", v_pitch, "elements of an accumulator row"),
     ]
     if k.panel:
+        chains = 1 if k.blocks > 1 else gcd(MOST_VECTORS // vectors, k.panel.steps)
         constants.append(Constant("VECTORS", vectors, "vectors of keys of the score kernel"))
+        constants.append(Constant("CHAINS", chains, "sums of a score"))
     else:
         constants.append(Constant("TOK_BLOCK", lanes // row_block, "keys of the score kernel"))
     if att.window is not None:
@@ -283,7 +286,8 @@ def _helpers(
         names = [*sorted(lane_by_lane - set(names)), *names]
     integer = [side.panel for side in (k, v) if side.panel and side.panel.integer]
     names += (["pairs"] if k.pairs or v.pairs else []) + (["quads"] if integer else []) + sorted(set(last))
-    names += ["reduce", "softmax", "exp2"] + ([] if k.panel else ["sum_each"])
+    short = given.target.arch == "avx512" and dtype != "f32"
+    names += ["reduce", "softmax", "exp2_short" if short else "exp2"] + ([] if k.panel else ["sum_each"])
     if integer:
         names += ["digits"]
     if k.panel and k.panel.integer:

@@ -52,6 +52,8 @@ class Panel:
     splat: str
     dot: str
     """With %s for its two factors (unsigned codes first) and the sum."""
+    add: str
+    """With %s for two sums."""
     sum_type: str
     score_type: str
     to_f32: str
@@ -124,6 +126,7 @@ def k_panel(
         load=_load(inner, quant.fmt.storage),
         splat=_SPLAT[inner],
         dot=_DOT[inner],
+        add="add_quads(%s, %s)" if integer else "%s + %s",
         sum_type="vquads" if integer else "vf",
         score_type="int32_t" if integer and blocks == 1 else "float",
         to_f32="to_f32(%s)" if integer else "%s",
@@ -173,6 +176,7 @@ def v_panel(
         load=_load(inner, quant.fmt.storage),
         splat=_SPLAT[inner],
         dot=_DOT[inner],
+        add="add_quads(%s, %s)" if integer else "%s + %s",
         sum_type="vquads" if integer else "vf",
         score_type="float",
         to_f32="to_f32(%s)" if integer else "%s",
