@@ -73,14 +73,18 @@ class Scenes:
 
     @staticmethod
     def _fill(name: str, tensor: Any) -> None:
+        """Codes of both signs and of moderate size: scores of a model's, not one key that takes all."""
         import torch
 
         if name.endswith("_scale"):
             tensor.fill_(0.02)
-        elif tensor.dtype in (torch.int8, torch.uint8):
-            tensor.random_(0, 120)  # codes of every format: of e4m3 up to 240, of int4 any pair
-        elif tensor.itemsize == 1:
-            tensor.view(torch.uint8).random_(0, 120)
+        elif tensor.dtype == torch.int8:
+            tensor.random_(-64, 64)
+        elif tensor.dtype == torch.uint8:
+            tensor.random_(0, 256)
+        elif tensor.itemsize == 1:  # e4m3: a sign and at most 15
+            bits = tensor.view(torch.uint8)
+            bits.random_(0, 0x58).add_(torch.randint_like(bits, 0, 2), alpha=0x80)
         else:
             tensor.normal_()
 
