@@ -16,8 +16,8 @@ Broken = Callable[..., Library]
 
 FAULTS = {
     "scale-of-scores": ("decode", "", "(float)a.score_scale", "(float)a.score_scale * 1.001f"),
-    "causal-off-by-one": ("prefill", "", "key <= pos", "key <= pos + 1"),
-    "causal-hides-own-key": ("prefill", "", "key <= pos", "key < pos"),
+    "causal-off-by-one": ("prefill", "", "pos_last + 1)", "pos_last + 2)"),
+    "causal-hides-own-key": ("prefill", "", "pos_last + 1)", "pos_last)"),
     "reads-past-the-length": (
         "decode",
         "",
@@ -26,7 +26,7 @@ FAULTS = {
     ),
     "drops-the-last-key": ("decode", "", "r.hi = kv_len", "r.hi = kv_len - (kv_len > 900)"),
     "writes-an-extra-byte": ("append", "", "  return 0;", "  ((char*)a.v)[40] ^= 1;\n  return 0;"),
-    "saturates-too-early": ("append", "bf16", "x > 127.0f ? 127.0f", "x > 126.0f ? 126.0f"),
+    "codes-too-small": ("append", "bf16", "inv = 1.0f / scale;", "inv = 0.997f / scale;"),
     "shares-a-scale": ("gather", "f16", "V_SCALE_STRIDE_HEAD + tok]", "V_SCALE_STRIDE_HEAD]"),
     "copies-too-much": ("copy", "", "to = a.dst_pages[pair];", "to = a.dst_pages[pair] ^ (pair == 3);"),
     "writes-outside-out": ("merge", "", "  return 0;", "  a.out[V_HEAD_DIM] = 1;\n  return 0;"),
