@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -142,10 +143,11 @@ class Scene:
         return max(1, min(MOST_SETS, -(-self.cold_bytes // max(1, nbytes))))
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a contender's cache, backed as kvgen's pools are: no one wins by its pages."""
-        import math
+        """Zeros for a contender's cache, backed as kvgen's pools are: no one wins by its pages.
 
-        flat = memory.allocate_tensor(math.prod(shape) * dtype.itemsize)
+        They are written, so that no sample pays for the system to find memory.
+        """
+        flat = memory.allocate_tensor(math.prod(shape) * dtype.itemsize).zero_()
         return flat.view(dtype).reshape(shape)
 
     def _rows(self, *shape: int) -> torch.Tensor:

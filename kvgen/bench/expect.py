@@ -158,12 +158,14 @@ def _attend_one(scene: Scene, row: int, spec: Spec, scales: Mapping[str, Any]) -
     request, place = _request_of(scene, row)
     length, queries = scene.case.kv_lens[request], scene.case.q_lens[request]
     first = scene.ends[request] - length
+    # A causal mask ends the keys at the query; else those after it place the query in a window.
     last = first + (length - queries + place + 1 if scene.shape.causal else length)
+    end = row + 1 if scene.shape.causal else row + queries - place
     k, v = (stored_values(getattr(scene, side)[first:last], spec, side, scales) for side in ("k", "v"))
-    q = scene.q[row : row + 1].float().numpy()
+    q = scene.q[row:end].float().numpy()
     q = codec.int8_rows(q) if spec.attention.qk == "int8" else q
     out, _ = reference.attend(
-        q, [k], [v], q_starts=[0, 1], scale=scene.shape.scale, causal=False, window=scene.shape.window
+        q, [k], [v], q_starts=[0, len(q)], scale=scene.shape.scale, causal=False, window=scene.shape.window
     )
     return out[0]
 

@@ -10,6 +10,7 @@ from typing import Any
 from kvgen.backends.cpu.read_limit import read_limit
 from kvgen.bench import mode
 from kvgen.bench.entries import Entry
+from kvgen.bench.ours import Ours
 from kvgen.bench.peak import peak
 from kvgen.bench.report import Limit
 from kvgen.bench.stats import Figure, figure
@@ -32,8 +33,8 @@ class Limits:
         """The limits of the pools of kvgen's contenders."""
         made = cls(threads)
         for entry in entries:
-            if entry.spec is not None and entry.spec not in made.pools:
-                made.pools[entry.spec] = getattr(entry.contender, "pool")  # noqa: B009  (kvgen's have one)
+            if isinstance(entry.contender, Ours) and entry.spec is not None:
+                made.pools.setdefault(entry.spec, entry.contender.pool)
         made.lanes = {name: _lane(name, pool, threads) for name, pool in made.pools.items()}
         if threads > 1 and made.pools:
             made.single = _lane("one thread", made.pools[made.largest], 1)

@@ -64,9 +64,15 @@ class Ours:
         self.nbytes = math.ceil(each * keys)
         whole = math.ceil(each * pages_each * self.page_size)
         self.sets = min(self.scene.sets(self.nbytes), max(1, MOST_POOL // whole))
-        self.cache: Cache = self.library.new_cache(pages_each * self.sets, scales=self.scales or None)
+        self._new_cache(pages_each * self.sets)
         order = torch.randperm(pages_each * self.sets, generator=self.scene.random).int()
         return order.reshape(self.sets, pages_each)
+
+    def _new_cache(self, pages: int) -> None:
+        """An empty cache whose memory was written: a pool of one shared page of zeros has no read limit."""
+        self.cache: Cache = self.library.new_cache(pages, scales=self.scales or None)
+        for slab in self.cache.pools.values():
+            slab.zero_()
 
     def _fill(self, pages: torch.Tensor, lens: tuple[int, ...]) -> list[torch.Tensor]:
         """Append each set's requests; returns its page tables [requests, pages], one a set."""
@@ -137,8 +143,7 @@ class Append(Ours):
         self.nbytes = math.ceil(token_bytes(library.record, self.page_size) * count)
         self._slots = append_slots(scene, self.nbytes, self.page_size)
         self.sets = len(self._slots)
-        pages = -(-self.sets // self.page_size) * count
-        self.cache = library.new_cache(pages, scales=self.scales or None)
+        self._new_cache(-(-self.sets // self.page_size) * count)
 
     def call(self, turn: int) -> None:
         """One append."""

@@ -22,7 +22,7 @@ SAMPLE_S = 1e-3
 """A sample lasts at least this long: short calls are made several times for one."""
 
 LEAST = 3
-"""Rounds in which every lane runs, however long they take."""
+"""Fewest rounds, however long they take, and fewest samples of a figure to be trusted."""
 
 TRIES = 3
 """Samples of a lane in one round, until one is undisturbed."""

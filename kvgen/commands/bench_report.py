@@ -85,13 +85,10 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
         peaks = [f"{value.median / 1e9:,.0f} GFLOP/s in {kind}" for kind, value in case.peaks.items()]
         yield f"Peak of arithmetic from registers: {', '.join(peaks)}."
     if case.scaling is not None:
-        name = f"{case.mode} mode: " if case.mode else ""
-        others = (
-            f"; {case.other_mode_rounds} rounds in the other mode do not count"
-            if case.other_mode_rounds
-            else ""
-        )
-        yield f"Memory in {name}all threads read {case.scaling:.2f} times as fast as one{others}."
+        who = f"Memory in {case.mode} mode: all threads" if case.mode else "All threads"
+        rest = case.other_mode_rounds
+        others = f"; {rest} rounds in the other mode do not count" if rest else ""
+        yield f"{who} read {case.scaling:.2f} times as fast as one{others}."
     yield from _specs(case, short)
     for row in case.rows:
         if row.over_even is not None:

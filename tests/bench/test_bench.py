@@ -12,7 +12,7 @@ import torch
 from kvgen.bench import Report, bench
 from kvgen.bench.cases import CASES, free
 from kvgen.bench.contender import Scene, Shape
-from kvgen.bench.expect import Expected
+from kvgen.bench.expect import SAMPLED_ROWS, Expected
 from kvgen.bench.peak import kind_of, peak
 from kvgen.bench.peers.registry import PEERS
 from kvgen.bench.report import DISTURBED, FAILED, OK, WRONG
@@ -201,3 +201,15 @@ def test_no_type_of_a_peer_is_refused_silently() -> None:
     scene = Scene(free([2], 40, None)[0], Shape(4, 1, 40, 40, 1.0, True, None), 1)
     with pytest.raises(UnsupportedError, match="multiple of 32"):
         Flash(scene, "q8_0", "llama.cpp q8_0")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_two_yardsticks_agree(causal: bool, window: int | None) -> None:
+    """The oracle's rows, of a spec that stores values as they are, are those of f32 arithmetic."""
+    spec = make_spec("f32", "f32", group=2, mask=(causal, window))
+    scene = Scene(free([3], 30, 5)[0], Shape.of(spec), 1)
+    expected = Expected(scene)
+    oracle = expected.oracle(spec, {})["out"]
+    assert len(expected.sample) == SAMPLED_ROWS
+    assert abs(expected.exact["out"][expected.sample].double().numpy() - oracle).max() < 1e-5
