@@ -20,7 +20,7 @@ Tensor = Any
 COLD = 4
 """Bytes that pass between two uses of the same memory, in last-level caches."""
 
-MOST_SETS = 4096
+MOST_SETS = 1 << 14
 """Sets of memory that calls take in turn."""
 
 

@@ -14,7 +14,6 @@ from kvgen.bench import Case, Settings, bench
 from kvgen.bench.compare import compare, need_comparable, read_report
 from kvgen.bench.facts import gather
 from kvgen.bench.peers import registry
-from kvgen.bench.peers.registry import Peer
 from kvgen.bench.plot import draw, need_plot
 from kvgen.bench.report import WRONG, Report
 from kvgen.commands import output
@@ -64,17 +63,21 @@ def run_specs(
     if as_json:
         output.print_json(data)
     else:
-        tell(report, old, [] if no_peers or peers else registry.missing(), untuned)
+        tell(report, old, [note.message for note in untuned], all_peers=not (no_peers or peers))
     if any(row.spec is not None and row.status == WRONG for case in report.cases for row in case.rows):
         raise typer.Exit(1)
 
 
-def tell(
-    report: Report, old: Report | None, missing: Sequence[Peer], notes: Sequence[warnings.WarningMessage]
-) -> None:
-    """Print the tables, what schedules they are of, and what changed."""
-    print_report(report, missing)
-    for text in dict.fromkeys(str(note.message) for note in notes):
+def tell(report: Report, old: Report | None, notes: Sequence[Warning | str], *, all_peers: bool) -> None:
+    """Print the tables, what they are of, who might have taken part as well, and what changed."""
+    print_report(report, registry.missing() if all_peers else [])
+    if all_peers and (
+        slow := [peer.name for peer in registry.PEERS.values() if peer.slow and peer.installed]
+    ):
+        output.line(
+            f"Only when named: {', '.join(slow)}, which compiles for each case; --peers all has everyone."
+        )
+    for text in dict.fromkeys(map(str, notes)):
         output.line(f"note: {text}")
     if old is not None:
         print_comparison(compare(old, report))
