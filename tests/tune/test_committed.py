@@ -132,6 +132,8 @@ def test_tuning_for_a_gpu_takes_what_is_shipped(shipped: Path) -> None:
     record(shipped, "measured", "NVIDIA H200")
     (found,) = tuner.tune(SPEC, "sm_90", ops=("decode",)).ops
     assert found.cached and found.how == "measured"
+    (reason,) = why(SPEC, GPU, effort="quick", ops=("decode",), pins={}, cache_dir=None)
+    assert reason.hit and str(shipped) in reason.nearest
 
 
 def test_a_record_of_another_cpu_is_a_start(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
