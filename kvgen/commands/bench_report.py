@@ -113,7 +113,7 @@ def remarks(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
 
 def _specs(case: CaseReport, short: dict[str, str]) -> Iterator[str]:
     """How much faster each spec is than the first one."""
-    ours = [row for row in case.rows if row.spec is not None and row.case == case.case and row.seconds]
+    ours = [row for row in case.rows if row.spec is not None and row.case == case.case and row.status == OK]
     for row in ours[1:]:
         first = ours[0].spec or ""
         if first in row.ratios:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
@@ -71,13 +71,20 @@ def run_specs(
 def tell(report: Report, old: Report | None, notes: Sequence[Warning | str], *, all_peers: bool) -> None:
     """Print the tables, what they are of, who might have taken part as well, and what changed."""
     print_report(report, registry.missing() if all_peers else [])
-    if all_peers and (
-        slow := [peer.name for peer in registry.PEERS.values() if peer.slow and peer.installed]
-    ):
-        output.line(
-            f"Only when named: {', '.join(slow)}, which compiles for each case; --peers all has everyone."
-        )
-    for text in dict.fromkeys(map(str, notes)):
+    slow = [peer.name for peer in registry.PEERS.values() if peer.slow and peer.installed]
+    if all_peers and slow:
+        output.line(f"Only when named, since it compiles for each case: {', '.join(slow)} (--peers all).")
+    for text in together(map(str, notes)):
         output.line(f"note: {text}")
     if old is not None:
         print_comparison(compare(old, report))
+
+
+def together(notes: Iterable[str]) -> list[str]:
+    """``a on cpu: x`` and ``b on cpu: x`` as ``a, b on cpu: x``."""
+    names: dict[str, list[str]] = {}
+    for note in notes:
+        name, _, rest = note.partition(" on ")
+        if name not in names.setdefault(rest, []):
+            names[rest].append(name)
+    return [f"{', '.join(found)} on {rest}" for rest, found in names.items()]

@@ -14,6 +14,7 @@ import pytest
 from kvgen.bench import Report
 from kvgen.commands import bench_report
 from kvgen.commands.bench import json_file
+from kvgen.commands.bench_run import together
 from kvgen.errors import ArgumentError
 from kvgen.runtime.ops import CacheOps
 
@@ -107,6 +108,11 @@ def test_lists(kvgen: Any, kvgen_json: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert re.search(r"^sdpa-folded +yes ", done.stdout, re.MULTILINE)
     listed = kvgen_json("bench", "--list-peers")
     assert listed["peers"]["vllm-32"]["installed"] is False and "cases" not in listed
+
+
+def test_a_note_on_many_specs_is_one() -> None:
+    notes = ["a on cpu: untuned", "b on cpu: untuned", "a on cpu: untuned", "a on cpu: else"]
+    assert together(notes) == ["a, b on cpu: untuned", "a on cpu: else"]
 
 
 def test_names_of_specs_are_shortened_to_what_tells_them_apart() -> None:
