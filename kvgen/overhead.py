@@ -26,10 +26,22 @@ if TYPE_CHECKING:
 KEYS = 5
 """Keys of the one request."""
 
-CALLS = 2000
-"""Calls of one sample."""
+TINY = {
+    "name": "tiny",
+    "attention": {"q_heads": 8, "kv_heads": 2, "head_dim": 64},
+    "cache": {
+        "layout": "page kv head tok d",
+        "page_size": 16,
+        "k": {"format": "bf16"},
+        "v": {"format": "bf16"},
+    },
+}
+"""A spec whose kernels have next to nothing to do."""
 
-SAMPLES = 25
+CALLS = 200
+"""Calls of one sample: short enough that on a busy machine some samples run undisturbed."""
+
+SAMPLES = 150
 """Samples of each figure; the least and the median are reported."""
 
 SOURCE = """\

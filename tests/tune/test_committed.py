@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def test_what_is_shipped_is_right(repo_root: Path, examples: list[Spec]) -> None
     assert not list(committed.problems(repo_root / "autotune_cache", examples))
     other = [p.name for p in (repo_root / "autotune_cache").rglob("*") if p.is_file() and p.suffix != ".json"]
     assert {name for name in other if not name.endswith(".pyc")} == {"__init__.py"}
+
+
+def test_make_names_examples(repo_root: Path, examples: list[Spec]) -> None:
+    text = (repo_root / "Makefile").read_text()
+    lists = re.findall(r"^TUNED_(?:CPU|GPU) \?= (.+)$", text, re.MULTILINE)
+    assert len(lists) == 2
+    names = {name for words in lists for name in words.split()}
+    assert {f"llama3-8b-{name}" for name in names} <= {spec.name for spec in examples}
+    (targets,) = re.findall(r"^TUNED_GPUS \?= (.+)$", text, re.MULTILINE)
+    assert all(known_target(name).backend == "triton" for name in targets.split())
 
 
 def record(folder: Path, how: str = "predicted", device: str = "", **changes: Any) -> Path:
