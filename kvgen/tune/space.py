@@ -3,7 +3,8 @@
 [knobs]        name = [values, canonical order]
 [constraints]  all = ["expression over knobs and facts", ...]
 [numerics]     knobs = [...]        they decide a result's bits: one value for all workloads
-[seeds.any]    knob = value         default schedule; [seeds.<arch>] overrides per architecture
+[seeds.any]    knob = value         default schedule; a table named by facts, [seeds.avx512] or
+                                    [seeds."avx512 int8 qk=exact"], overrides those above it where all hold
 [effort.quick] trials = 12          candidates compiled; [effort.full] likewise
 """
 
@@ -54,17 +55,29 @@ class Space:
         values = ((found, schedule[knob]) for knob, found in self.knobs.items())
         return tuple(found.index(value) if value in found else len(found) for found, value in values)
 
+    def seed(self, target: Target, facts: Mapping[str, Knob]) -> dict[str, Knob]:
+        """The knobs of every seed table whose words all hold, a later one over an earlier.
+
+        Words are ``any``, the architecture, the format of K, and ``qk=`` how scores are multiplied.
+        """
+        words = {"any", target.arch, facts.get("k_format"), f"qk={facts.get('qk')}"}
+        found: dict[str, Knob] = {}
+        for name, knobs in self.seeds.items():
+            if words.issuperset(name.split()):
+                found |= knobs
+        return found
+
     def default(
         self, target: Target, facts: Mapping[str, Knob], pins: Mapping[str, Knob] | None = None
     ) -> Schedule:
-        """The seed of the architecture with ``pins`` put in, or the nearest allowed schedule to it.
+        """The seed of target and facts with ``pins`` put in, or the nearest allowed schedule to it.
 
         Nearest changes the fewest other knobs, and those by the fewest steps. Where the pins allow
         nothing, the seed with the pins comes back for the caller to refuse; without pins,
         ``UnsupportedError``.
         """
         pins = pins or {}
-        seed = Schedule.of({**self.seeds["any"], **self.seeds.get(target.arch, {}), **pins})
+        seed = Schedule.of({**self.seed(target, facts), **pins})
         if self.allows(seed, facts):
             return seed
         free = [s for s in self.candidates(facts) if all(s[knob] == value for knob, value in pins.items())]
@@ -120,6 +133,9 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "v_bytes": DTYPE_BYTES[cache_.v.fmt.storage],
         "k_format": cache_.k.format,
         "v_format": cache_.v.format,
+        "k_blocks": att.head_dim // (cache_.k.d_block or att.head_dim),
+        "v_blocks": att.v_head_dim // (cache_.v.d_block or att.v_head_dim),
+        "qk": att.qk,
         "k_static": cache_.k.static_scale,
         "v_static": cache_.v.static_scale,
         "arch": target.arch,

@@ -1,7 +1,7 @@
 """decode: attention of short queries over a paged cache, cut into splits of the keys.
 
 spec 24a5bc15, target sm_80, multi
-schedule: fold_rows=1 ids=ahead num_stages=3 num_warps=2 rows=16 split_tokens=512 tile=128
+schedule: fold_rows=1 ids=inline num_stages=5 num_warps=2 rows=16 split_tokens=512 tile=128
 
 32 query heads over 8 KV heads of 128 elements (causal, aligned to the last key).
 q bf16, K int8, V int8.
@@ -152,12 +152,8 @@ def decode_split(
     ref_M = m_M
 
     # Full tiles, seen by every row: no masks.
-    column = body_lo // PAGE + page_N
-    ids_N_ahead = tl.load(table_row + column, mask=column < table_end, other=0)
     for tile in tl.range(body_lo, body_hi, TILE):
-        ids_N = ids_N_ahead
-        next_tile = tl.minimum(tile + TILE, body_hi - TILE)  # at the end, the last one again
-        ids_N_ahead = tl.load(table_row + next_tile // PAGE + page_N)
+        ids_N = tl.load(table_row + tile // PAGE + page_N)
         k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]))
         k_scale_at_N = page_offset(ids_N, k_scale_stride_page, 16)

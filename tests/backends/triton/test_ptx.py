@@ -86,7 +86,7 @@ def execute(asm: str, outputs: int) -> list[Words]:
         target, *operands = re.split(r",\s*", rest)
         if name in ("prmt.b32", "lop3.b32"):
             table = int(operands.pop(), 0)
-            step = prmt if name == "prmt.b32" else lop3
+            step: Callable[..., Words] = prmt if name == "prmt.b32" else lop3
             registers[target] = step(*map(value, operands), table)
         else:
             registers[target] = OPERATIONS[name](*map(value, operands))
