@@ -19,7 +19,7 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime.ops import CacheOps
 
 BF16 = "examples/llama3-8b-bf16.toml"
-TINY = (BF16, "--batch", "1", "--context", "32", "--rounds", "3", "--seconds", "1", "--threads", "1")
+TINY = (BF16, "--batch", "1", "--context", "32", "--rounds", "3", "--seconds", "60", "--threads", "1")
 
 
 @pytest.fixture(autouse=True)
