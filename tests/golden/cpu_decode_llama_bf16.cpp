@@ -1,6 +1,6 @@
 // kvgen decode (single) for cpu-avx512 +bf16
 // spec dd71d05d: page kv head tok d, page 16, K bf16, V bf16
-// schedule: heads=8 prefetch=1 row_block=4 split_tokens=512 tile=32
+// schedule: heads=8 prefetch=1 row_block=4 split_tokens=512 tile=16
 //
 // Attention of one query a request over its pages. Work is cut into units of (request, 512 keys, 8 KV heads);
 // a unit walks its pages once for all its heads, and the states of a request's units are merged in order, so that the
@@ -13,7 +13,7 @@
 #include <omp.h>
 #include <immintrin.h>
 
-namespace kvgen_decode_3a3846fb_impl {
+namespace kvgen_decode_be6e725b_impl {
 
 constexpr int Q_HEADS = 32;
 constexpr int KV_HEADS = 8;
@@ -21,10 +21,10 @@ constexpr int HEAD_DIM = 128;
 constexpr int V_HEAD_DIM = 128;
 constexpr int PAGE = 16;  // tokens in a page
 constexpr int GROUP = 4;  // query heads that share a KV head
-constexpr int TILE = 32;  // keys between two softmax steps
-constexpr int TILE_PAD = 32;  // their scores, in whole vectors
+constexpr int TILE = 16;  // keys between two softmax steps
+constexpr int TILE_PAD = 16;  // their scores, in whole vectors
 constexpr int BLOCK = 16;  // keys of a tile that lie in one page
-constexpr int BLOCKS = 2;  // pages of a tile, or 1 where a page has several tiles
+constexpr int BLOCKS = 1;  // pages of a tile, or 1 where a page has several tiles
 constexpr int SPLIT = 512;  // keys of a unit of work
 constexpr int HEADS = 8;  // KV heads of a unit of work
 constexpr int ROW_BLOCK = 4;  // query rows of the inner kernels
@@ -549,18 +549,18 @@ inline int64_t workspace_bytes(const Args& a) {
 }
 
 
-}  // namespace kvgen_decode_3a3846fb_impl
+}  // namespace kvgen_decode_be6e725b_impl
 
 // Before a launch: the bytes of workspace that it needs, or minus the number of the rule that its values break.
 // They are looked at where `num_pages` is not negative; `rows` is the number of query rows.
-extern "C" int64_t kvgen_decode_3a3846fb_query(const void* args, int64_t num_pages, int64_t /*rows*/) {
-  using namespace kvgen_decode_3a3846fb_impl;
+extern "C" int64_t kvgen_decode_be6e725b_query(const void* args, int64_t num_pages, int64_t /*rows*/) {
+  using namespace kvgen_decode_be6e725b_impl;
   const Args& a = *static_cast<const Args*>(args);
   if (num_pages >= 0)
     if (const int64_t rule = broken_rule(a, num_pages)) return -rule;
   return workspace_bytes(a);
 }
 
-extern "C" int kvgen_decode_3a3846fb(const void* args) {
-  return kvgen_decode_3a3846fb_impl::run(*static_cast<const kvgen_decode_3a3846fb_impl::Args*>(args));
+extern "C" int kvgen_decode_be6e725b(const void* args) {
+  return kvgen_decode_be6e725b_impl::run(*static_cast<const kvgen_decode_be6e725b_impl::Args*>(args));
 }
