@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from kvgen.backends.cpu.backend import CpuBackend
-from kvgen.builder import assemble, build
+from kvgen.builder import assemble
 from kvgen.dispatch import Dispatch
 from kvgen.errors import KvgenError
-from kvgen.export.kernels import export_kernels
 from kvgen.ir import Schedule
 from kvgen.library import Library
 from kvgen.resolve import resolve_target
@@ -114,16 +113,10 @@ def test_pins_hold_for_workloads_too() -> None:
     assert not pinned.workloads and pinned.schedules["decode"] == DEFAULT
 
 
-def test_an_export_holds_the_general_kernel() -> None:
-    entries, _ = export_kernels(tuned(b1x512=OTHER))
-    assert {e.schedule for e in entries if e.op == "decode"} == {DEFAULT}
-
-
-def test_build_compiles_all_of_them() -> None:
-    tuned(b1x512=OTHER)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UntunedWarning)
-        library = build(SPEC)
+def test_all_of_them_are_compiled_at_once() -> None:
+    library = tuned(b1x512=OTHER)
+    library.prepare()
     assert isinstance(library._kernels["decode", "single"], Dispatch)
+    assert library._plan("decode", "multi").schedule == DEFAULT, "an export holds the general kernel"
     with pytest.raises(KvgenError, match="no variant"):
         library.kernel("decode", "triple")
