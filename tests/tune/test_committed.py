@@ -86,7 +86,7 @@ def test_a_good_record(tmp_path: Path) -> None:
         ({"how": "measured"}, "names its device"),
         ({"device": "NVIDIA H200"}, "names its device"),
         ({"device": "/dev/nvidia0", "how": "measured"}, "holds a path"),
-        ({"effort": "see /home/me/tune"}, "holds a path"),
+        ({"effort": "see /srv/tune"}, "holds a path"),
         ({"schedule": {"tile": 1}}, "schedule has"),
         ({"target": "sm_80"}, "target is 'sm_80'"),
         ({"features": ...}, "is no tuning record"),
