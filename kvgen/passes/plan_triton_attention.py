@@ -95,6 +95,7 @@ def attention_answers(
         # weight.
         "wild": bool(mask.by_row) and (not spec.cache.v.fmt.scaled or _nan_codes(spec)),
         "sum_late": op == "decode",
+        "unroll": schedule.int("unroll") if op == "decode" else 1,
         "edges": schedule["edges"] if op == "prefill" else "plain",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",

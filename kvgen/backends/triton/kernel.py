@@ -100,6 +100,6 @@ class TritonKernel:
                 "barriers": loop.barriers,
             }
             if self.plan.op in ("decode", "prefill") and found.kernel != "merge_splits":
-                tile = int(self.plan.constant("TILE"))
-                facts["loop"]["instr_per_token"] = round(instr_per_token(loop, found.num_warps, tile), 2)
+                tokens = int(self.plan.constant("TILE")) * int(self.plan.answers["unroll"])
+                facts["loop"]["instr_per_token"] = round(instr_per_token(loop, found.num_warps, tokens), 2)
         return facts

@@ -33,6 +33,11 @@ def test_decode_is_right_for_every_shape_of_its_loop(stored: str, ids: str, fold
     check(got, want, "bf16")
 
 
+def test_decode_with_several_tiles_in_a_pass() -> None:
+    spec = make_spec("bf16", "int8-token", group=4, q_dtype="bf16")
+    check(*attend("decode", spec, LENS, unroll=2, tile=16, split_tokens=128), "bf16")
+
+
 @pytest.mark.parametrize("q_dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("stored", ["f32", "f16", "bf16", "int8-token", "int8-tensor"])
 def test_every_pair_of_types_meets_in_a_product_that_holds_both(stored: str, q_dtype: str) -> None:

@@ -16,6 +16,7 @@ from kvgen.ir import Spec
 from kvgen.passes.inspect import verify_binary
 from kvgen.targets import TARGETS
 from tests.support.specs import make_spec
+from tests.support.triton_calls import kernel
 
 GOALS: dict[str, dict[str, float]] = {
     "bf16": {"sm_80": 11, "sm_90": 11, "sm_100": 11},
@@ -72,6 +73,14 @@ def test_decode_copies_the_cache_in_steps_of_16_bytes(fmt: str, target: str) -> 
     threads = 32 * found["num_warps"]
     wide = {name: n for name, n in found["loop"]["loads"].items() if name.endswith("128")}
     assert wide == {"LDGSTS.128": tile * kv_bytes(fmt) // (16 * threads)}
+
+
+def test_an_unrolled_loop_needs_fewer_instructions_still() -> None:
+    """Counted for each token, not for each pass."""
+    found = kernel("decode", llama("bf16"), "sm_90", unroll=2, num_stages=3).resources()
+    verify_binary("decode", "sm_90", found)
+    once = resources("decode", "bf16", "sm_90")["decode_split"]["loop"]["instr_per_token"]
+    assert 0.7 * once < found["decode_split"]["loop"]["instr_per_token"] < once
 
 
 @pytest.mark.parametrize("fmt", ("bf16", "int8-token", "int4-token", "e4m3-token"))
