@@ -14,6 +14,7 @@ from typing import Any
 from kvgen.errors import UnsupportedError
 from kvgen.ir import Spec, rules
 from kvgen.ir.plan import Constant
+from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import (
     LANES,
@@ -120,6 +121,9 @@ def decode_answers(given: Inputs) -> Answers:
         constants.append(Constant("CHAINS", chains, "sums of a score"))
     else:
         constants.append(Constant("TOK_BLOCK", lanes // row_block, "keys of the score kernel"))
+    q_rounded = _rounds_query(spec, k)
+    if q_rounded:
+        constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
     if att.window is not None:
         constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
     per_chunk = REGISTER_TILE[target.arch] // row_block // (2 if v_packed or (v.pairs and not v.panel) else 1)
@@ -138,6 +142,7 @@ def decode_answers(given: Inputs) -> Answers:
         "k_panel": k.panel,
         "v_panel": v.panel,
         "k_digits": k_digits,
+        "q_rounded": q_rounded,
         "v_digits": v_digits,
         "k_digit_list": tuple(range(k_digits or 1)),
         "v_digit_list": tuple(range(v_digits or 1)),
@@ -225,6 +230,11 @@ def _stage(spec: Spec, side: str, address: Address, scale: Address | None) -> tu
     return Stage(text=f"row[{at}]", plain=True), quant.fmt.storage
 
 
+def _rounds_query(spec: Spec, k: Side) -> bool:
+    """Whether the query is rounded to int8 codes although it meets K as f32 numbers."""
+    return spec.attention.qk == "int8" and not (k.panel and k.panel.integer)
+
+
 def _tile_step(k: Side, v: Side, lanes: int) -> int:
     """Keys that a part of a page must be a multiple of."""
     return lanes if k.panel else v.panel.inner if v.panel else 1
@@ -280,7 +290,8 @@ def _helpers(
         if tail:
             (last.append if kind in ("load_pairs", "load_quads") else loads.add)(f"{kind}_part")
     loads.discard("load_f32")  # part of `vector`: states are f32 whatever the format
-    names = [*sorted(scalar), "vector", *sorted(loads)]
+    rounding = ["to_integer", "find_scale"] if _rounds_query(given.spec, k) else []
+    names = [*sorted(scalar), *rounding, "vector", *sorted(loads)]
     if given.target.arch == "portable":  # it converts lane by lane
         lane_by_lane = {f"{dtype}_to_f32" for dtype in ("f16", "e4m3") if f"load_{dtype}" in loads}
         names = [*sorted(lane_by_lane - set(names)), *names]

@@ -15,7 +15,7 @@ from kvgen.passes.cpu_attention import Answers, Inputs
 from kvgen.passes.cpu_codec import append_answers, gather_answers
 from kvgen.passes.cpu_decode import decode_answers
 from kvgen.passes.cpu_prefill import prefill_answers
-from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, from_f32, reading, to_f32, writing
+from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, SCALE_HELPERS, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 
 
@@ -58,6 +58,7 @@ def plan_cpu(
             "c_type": _arg_type,
             "isa_file": f"cpp/_isa_{target.arch}.jinja",
             "scalar_helpers": SCALAR_HELPERS,
+            "scale_helpers": SCALE_HELPERS,
             "includes": _includes(op, target),
             **answers,
         },
