@@ -17,8 +17,9 @@ from kvgen.reference.cache import Ints, Scales, gather
 from kvgen.reference.codec import Array, int8_rows
 from kvgen.reference.layout import Pools
 
-LEVELS = 255
-"""Steps of an eight-bit weight."""
+LEVELS = 127
+"""Steps of an eight-bit weight: enough for unsigned codes, for signed ones, and for the eight significant bits
+of bf16."""
 
 
 def weights_bound(
