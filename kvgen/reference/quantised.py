@@ -18,8 +18,8 @@ from kvgen.reference.codec import Array, int8_rows
 from kvgen.reference.layout import Pools
 
 LEVELS = 127
-"""Steps of an eight-bit weight: enough for unsigned codes, for signed ones, and for the eight significant bits
-of bf16."""
+"""Steps of an eight-bit weight: enough for unsigned codes, for signed ones, and for the eight significant
+bits of bf16."""
 
 
 def weights_bound(
