@@ -128,7 +128,10 @@ def gpu_cost(
         )
     per_head = kv_bytes(spec, record) / spec.attention.kv_heads
     issue = float(loop["instr_per_token"]) / slots
-    flight = schedule.int("num_stages") * schedule.int("tile") * per_head * resident(facts, target)
+    # Page ids that the pipeline copies take every other stage.
+    stages = schedule.int("num_stages") if schedule["ids"] == "ahead" else schedule.int("num_stages") // 2 + 1
+    tokens = schedule.int("tile") * (schedule.int("unroll") if op == "decode" else 1)
+    flight = stages * tokens * per_head * resident(facts, target)
     needed = target.hbm_bytes_per_s * MEMORY_LATENCY_S / target.sms
     memory = per_head / target.hbm_bytes_per_s * max(1.0, needed / flight)
     if op == "prefill":  # every tile of query rows reads the keys again, from L2 for the most part
