@@ -32,6 +32,8 @@ class RowField:
     """Of an element; d counts stored elements."""
     run: int
     """Elements along d that lie side by side in a page."""
+    together: int
+    """Tokens whose rows lie element beside element, where that makes vectors of a few of them; else 1."""
     scaled: bool
     """Whether elements are codes of a scale."""
     static: bool
@@ -101,6 +103,7 @@ def row_field(given: Inputs, side: str) -> RowField:
         elements=width if quant.fmt.packed == 1 else f"{width} / {quant.fmt.packed}",
         address=address,
         run=0 if address.stride("d") == 1 else _run(given.record, side),
+        together=_together(given.record, side, address),
         scaled=quant.fmt.scaled,
         static=quant.static_scale,
         scale=given.addresses.get(f"{side}_scale"),
@@ -159,3 +162,9 @@ def _run(record: PageRecord, side: str) -> int:
     """Elements along d that lie side by side in a page where the whole row does not."""
     last = record.plane(side).axes[-1]
     return last.extent or 1 if last.axis.dim == "d" else 1
+
+
+def _together(record: PageRecord, side: str, address: Address) -> int:
+    last = record.plane(side).axes[-1]
+    beside = last.axis.dim == "tok" and address.stride("d") == last.extent
+    return last.extent if beside and last.extent in (2, 4, 8) else 1

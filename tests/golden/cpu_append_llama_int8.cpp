@@ -75,7 +75,8 @@ inline float find_scale(const float* x, float& inv) {
   return scale;
 }
 
-// Codes of N numbers that divided by their scale lie in -127 .. 127: rounded to nearest even. Vectors as above.
+// Codes of N numbers that divided by their scale lie in -127 .. 127: rounded to nearest even. The last vector overlaps
+// the one before where N is no multiple of 16.
 template <int N>
 inline void round_int8(const float* x, float inv, int8_t* codes) {
   for (int d = 0; d < N; d += 16) {
@@ -86,9 +87,8 @@ inline void round_int8(const float* x, float inv, int8_t* codes) {
 }
 
 
-// Writes one row of K into its slot.
-inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
-  int8_t* row = a.k + page * a.k_stride_page + head * K_STRIDE_HEAD + tok * K_STRIDE_TOK;
+// The stored elements of one row of K, and its scale in its place.
+inline void encode_k(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x, int8_t* row) {
   float y[HEAD_DIM];
   for (int d = 0; d < HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
   float inv;
@@ -99,9 +99,14 @@ inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, cons
     round_int8<HEAD_DIM>(y, inv, row);
 }
 
-// Writes one row of V into its slot.
-inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
-  int8_t* row = a.v + page * a.v_stride_page + head * V_STRIDE_HEAD + tok * V_STRIDE_TOK;
+// Writes one row of K into its slot.
+inline void store_k(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
+  int8_t* row = a.k + page * a.k_stride_page + head * K_STRIDE_HEAD + tok * K_STRIDE_TOK;
+  encode_k(a, page, tok, head, x, row);
+}
+
+// The stored elements of one row of V, and its scale in its place.
+inline void encode_v(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x, int8_t* row) {
   float y[V_HEAD_DIM];
   for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = bf16_to_f32(x[d]);
   float inv;
@@ -110,6 +115,12 @@ inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, cons
     std::memset(row, 0, V_HEAD_DIM);
   else
     round_int8<V_HEAD_DIM>(y, inv, row);
+}
+
+// Writes one row of V into its slot.
+inline void store_v(const Args& a, int64_t page, int64_t tok, int64_t head, const uint16_t* x) {
+  int8_t* row = a.v + page * a.v_stride_page + head * V_STRIDE_HEAD + tok * V_STRIDE_TOK;
+  encode_v(a, page, tok, head, x, row);
 }
 
 int run(const Args& a) {

@@ -167,3 +167,15 @@ def test_odd_widths_in_every_layout(libraries: dict[str, Any], dtype: str, name:
     k[0, 0, -1], v[0, 1, 3], k[1, 1], v[2] = torch.nan, torch.inf, 0.0, 0.0
     assert not (found := appended(world, k, v, slots)), found
     assert not (found := gathered(world, lens, table)), found
+
+
+@pytest.mark.parametrize("name", list(ODD))
+def test_tokens_that_fill_vectors_together_leave_the_same_bytes(libraries: dict[str, Any], name: str) -> None:
+    """Slots in order from the middle of a group, with a gap, a skipped token, and a group in reverse."""
+    spec = ODD[name]
+    att, page = spec.attention, spec.cache.page_size
+    world = World(libraries[spec.hash], -(-64 // page))
+    slots = [*range(3, 21), -1, *range(24, 40), *range(47, 39, -1), *range(48, 51), 52, 53, 54]
+    for dtype in FLOATS.values():
+        k, v = (world.normal(len(slots), 2, width, dtype=dtype) for width in (att.head_dim, att.v_head_dim))
+        assert not (found := appended(world, k, v, slots)), found
