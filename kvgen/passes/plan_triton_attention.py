@@ -77,6 +77,8 @@ def attention_answers(
         "mask": mask,
         "segments": segments(mask),
         "views": views,
+        "k_parts": k_side.parts,
+        "v_parts": v_side.parts,
         "k_side": k_side,
         "v_side": v_side,
         "outs": outputs(v_side, codec.v),
