@@ -29,7 +29,7 @@ from kvgen.passes.cpu_attention import (
     v_static,
     whole_tile,
 )
-from kvgen.passes.cpu_panels import Panel, digits, k_panel, v_panel
+from kvgen.passes.cpu_panels import LINE, Panel, digits, k_panel, v_panel
 from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import fold_site
 from kvgen.passes.masks import mask_terms
@@ -165,6 +165,8 @@ def decode_answers(given: Inputs) -> Answers:
         "load_k": "load_pairs" if k.pairs else f"load_{k.row_format}",
         "load_q": "load_pairs" if k.pairs else "load_f32",
         "dot_qk": f"{'dot_pairs' if k.pairs else 'fma'}(q_r, k_T[t], sums[r * TOK_BLOCK + t])",
+        "k_line": LINE // given.record.plane("k").itemsize,
+        "v_line": LINE // given.record.plane("v").itemsize,
         "k_step": k_step,
         "k_full": att.head_dim // k_step * k_step,
         "k_tail": k_tail,

@@ -219,15 +219,13 @@ inline void point(const Args& a, const Tile& tile, const Tile& next, int64_t hea
   }
 }
 
-template <int BYTES>
-inline void prefetch_row(const void* row) {
-  for (int at = 0; at < BYTES; at += 64) prefetch((const char*)row + at);
-}
-
 // s[r][t] = q_r . k_t for ROW_BLOCK queries and TOK_BLOCK keys. Lanes run along d and are summed at the end.
-inline void score_block(const uint16_t* q, const uint16_t* const* k_rows, float* s) {
+// For each line that is read, the one in its place in the tile to come is fetched into L2.
+inline void score_block(const uint16_t* q, const uint16_t* const* k_rows, const uint16_t* const* k_next, float* s) {
   vf sums[ROW_BLOCK * TOK_BLOCK] = {};
   for (int d = 0; d < 128; d += 32) {
+#pragma GCC unroll 16
+    for (int t = 0; t < TOK_BLOCK; ++t) prefetch((const char*)(k_next[t] + d));
     vpairs k_T[TOK_BLOCK];
 #pragma GCC unroll 16
     for (int t = 0; t < TOK_BLOCK; ++t) k_T[t] = load_pairs(k_rows[t] + d);
@@ -253,12 +251,12 @@ inline void weigh_block(const uint16_t* p, const uint16_t* const* v_rows, const 
 #pragma GCC unroll 16
     for (int c = 0; c < 2 * WEAVES; ++c) sums[r][c] = load_f32(acc + r * V_PITCH + START + c * LANES) * splat(alpha[r]);
   for (int t = 0; t < count; t += 2) {
-    if (v_next) prefetch_row<V_HEAD_DIM * sizeof(uint16_t)>(v_next[t]);
-    if (v_next) prefetch_row<V_HEAD_DIM * sizeof(uint16_t)>(v_next[t + 1]);
     vpairs v_D[2 * WEAVES];
 #pragma GCC unroll 16
     for (int c = 0; c < WEAVES; ++c) {
       const int d = START + c * 2 * LANES;
+      prefetch((const char*)(v_next[t] + d));
+      prefetch((const char*)(v_next[t + 1] + d));
       weave(load_pairs(v_rows[t] + d), load_pairs(v_rows[t + 1] + d), v_D[2 * c], v_D[2 * c + 1]);
     }
 #pragma GCC unroll 16
@@ -281,10 +279,10 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
   alignas(64) float s[ROW_BLOCK * TILE_PAD];
   const uint16_t* q = u.q + state * K_PITCH;
   const int vectors = ((WHOLE ? TILE : end) + LANES - 1) / LANES;
+  // The next tile is fetched by the first block of rows; to fetch what is at hand costs the others nothing.
+  const uint16_t* const* k_next = row == 0 ? rows.k_next : rows.k;
   for (int t = 0; t < end; t += TOK_BLOCK) {
-    score_block(q, rows.k + t, s + t);
-    if (row == 0)
-      for (int i = t; i < t + TOK_BLOCK; ++i) prefetch_row<HEAD_DIM * sizeof(uint16_t)>(rows.k_next[i]);
+    score_block(q, rows.k + t, k_next + t, s + t);
   }
 
   vf top_R[ROW_BLOCK];
@@ -327,8 +325,8 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
     if (!WHOLE && end % 2) halve(end - 1, end);
   }
   float* acc = u.acc + state * V_PITCH;
-  weigh_block<0, 2>(p, rows.v, row == 0 ? rows.v_next : nullptr, end, change, acc);
-  weigh_block<64, 2>(p, rows.v, nullptr, end, change, acc);
+  weigh_block<0, 2>(p, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
+  weigh_block<64, 2>(p, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
 
 }
 

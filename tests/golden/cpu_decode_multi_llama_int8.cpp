@@ -219,15 +219,14 @@ inline void point(const Args& a, const Tile& tile, const Tile& next, int64_t hea
   }
 }
 
-template <int BYTES>
-inline void prefetch_row(const void* row) {
-  for (int at = 0; at < BYTES; at += 64) prefetch((const char*)row + at);
-}
-
 // s[r][t] = q_r . k_t for ROW_BLOCK queries and TOK_BLOCK keys. Lanes run along d and are summed at the end.
-inline void score_block(const float* q, const int8_t* const* k_rows, float* s) {
+// For each line that is read, the one in its place in the tile to come is fetched into L2.
+inline void score_block(const float* q, const int8_t* const* k_rows, const int8_t* const* k_next, float* s) {
   vf sums[ROW_BLOCK * TOK_BLOCK] = {};
   for (int d = 0; d < 128; d += 8) {
+    if (d % 64 == 0)
+#pragma GCC unroll 16
+      for (int t = 0; t < TOK_BLOCK; ++t) prefetch((const char*)(k_next[t] + d));
     vf k_T[TOK_BLOCK];
 #pragma GCC unroll 16
     for (int t = 0; t < TOK_BLOCK; ++t) k_T[t] = load_int8(k_rows[t] + d);
@@ -253,7 +252,9 @@ inline void weigh_block(const float* p, const int8_t* const* v_rows, const int8_
 #pragma GCC unroll 16
     for (int c = 0; c < VECTORS; ++c) sums[r][c] = load_f32(acc + r * V_PITCH + START + c * LANES) * splat(alpha[r]);
   for (int t = 0; t < count; ++t) {
-    if (v_next) prefetch_row<V_HEAD_DIM * sizeof(int8_t)>(v_next[t]);
+#pragma GCC unroll 16
+    for (int c = 0; c < VECTORS; ++c)
+      if ((START + c * LANES) % 64 == 0) prefetch((const char*)(v_next[t] + START + c * LANES));
     vf v_D[VECTORS];
 #pragma GCC unroll 16
     for (int c = 0; c < VECTORS; ++c)
@@ -278,10 +279,10 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
   alignas(64) float s[ROW_BLOCK * TILE_PAD];
   const float* q = u.q + state * K_PITCH;
   const int vectors = ((WHOLE ? TILE : end) + LANES - 1) / LANES;
+  // The next tile is fetched by the first block of rows; to fetch what is at hand costs the others nothing.
+  const int8_t* const* k_next = row == 0 ? rows.k_next : rows.k;
   for (int t = 0; t < end; t += TOK_BLOCK) {
-    score_block(q, rows.k + t, s + t);
-    if (row == 0)
-      for (int i = t; i < t + TOK_BLOCK; ++i) prefetch_row<HEAD_DIM * sizeof(int8_t)>(rows.k_next[i]);
+    score_block(q, rows.k + t, k_next + t, s + t);
   }
 
   vf top_R[ROW_BLOCK];
@@ -331,10 +332,10 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
     store(l, fma(load_f32(l), splat(change[r]), sum));
   }
   float* acc = u.acc + state * V_PITCH;
-  weigh_block<!WHOLE, 0, 4>(s, rows.v, row == 0 ? rows.v_next : nullptr, end, change, acc);
-  weigh_block<!WHOLE, 32, 4>(s, rows.v, nullptr, end, change, acc);
-  weigh_block<!WHOLE, 64, 4>(s, rows.v, nullptr, end, change, acc);
-  weigh_block<!WHOLE, 96, 4>(s, rows.v, nullptr, end, change, acc);
+  weigh_block<!WHOLE, 0, 4>(s, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
+  weigh_block<!WHOLE, 32, 4>(s, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
+  weigh_block<!WHOLE, 64, 4>(s, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
+  weigh_block<!WHOLE, 96, 4>(s, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
 
 }
 
