@@ -1,6 +1,7 @@
 """plan for Triton: op + spec + schedule + target -> KernelPlan, everything that a template prints decided.
 
-The parts live in ``plan_triton_*``: ``types`` (what dots compute in), ``parts`` (d-parts, parameters),
+The parts live in ``plan_triton_*``: ``codec`` (how codes become operands), ``words`` (bytes read in pairs),
+``types`` (what dots compute in), ``parts`` (d-parts, parameters), ``tiles`` (loads and their operands),
 ``pages`` (page lookup and pointers), ``mask`` (ranges and predicates), ``attention`` (decode, prefill) and
 ``rows`` (append, merge, copy, gather).
 """
