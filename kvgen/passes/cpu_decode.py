@@ -133,6 +133,8 @@ def decode_answers(given: Inputs) -> Answers:
         "rules": rules,
         "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(masks)),
         "prefetch_next": prefetch,
+        # Units of some heads only follow one another on the same pages.
+        "look_ahead": prefetch and schedule.int("heads") == att.kv_heads,
         "part_page": tile < page,
         "tile_pairs": tile % 2 == 0,
         "whole_vectors": tile % lanes == 0,

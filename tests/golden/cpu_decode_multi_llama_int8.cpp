@@ -148,12 +148,15 @@ inline vf sum_each(const vf (&x)[8]) {
 inline void prefetch(const char* p) { asm volatile("prefetcht1 %0" ::"m"(*p)); }
 
 
+struct Tile;
+
 // One unit of work: some heads of one request, a block of query rows, and the state of each row.
 struct Unit {
   const int32_t* pages;  // the request's row of the page table
   int64_t position;      // of the first query row's token
   int rows, rows_pad;    // query rows of one KV head, and their number rounded up to ROW_BLOCK
   int head0;             // first KV head
+  const Tile* after;     // the first tile of the thread's unit to come; null for none
   float* q;              // HEADS x rows_pad x K_PITCH
   float* acc;            // HEADS x rows_pad x V_PITCH
   float* m;              // HEADS x rows_pad / ROW_BLOCK x LANES: the running maximum, a lane for each row of a block
@@ -352,7 +355,7 @@ inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
     if (first + TILE < hi) locate(a, u.pages, first + TILE, (int)std::min<int64_t>(TILE, hi - first - TILE), next);
     for (int h = 0; h < HEADS; ++h) {
       Rows rows;
-      point(a, tile, first + TILE < hi ? next : tile, u.head0 + h, end, rows);
+      point(a, tile, first + TILE < hi ? next : u.after ? *u.after : tile, u.head0 + h, end, rows);
       const float score_scale = (float)a.score_scale;
       for (int row = 0; row < u.rows; row += ROW_BLOCK)
         if (!MASKED && whole)
@@ -449,6 +452,17 @@ inline Request request(const Args& a, int64_t b) {
   return r;
 }
 
+// The first tile of a unit; false for a split that its request does not have.
+inline bool locate_first(const Args& a, int64_t unit, int64_t splits, Tile& tile) {
+  const Request r = request(a, unit / splits);
+  const int64_t split = unit % splits;
+  if (split >= r.splits) return false;
+  const int64_t lo = std::max(r.lo, (r.first_split + split) * SPLIT), first = lo / TILE * TILE;
+  const int64_t hi = std::min(r.hi, (r.first_split + split + 1) * SPLIT);
+  locate(a, a.page_table + unit / splits * a.table_stride, first, (int)std::min<int64_t>(TILE, hi - first), tile);
+  return true;
+}
+
 // Workspace: a scratch for each thread, then the partial rows (V_HEAD_DIM values and an lse each) of every query.
 inline int64_t scratch_bytes(const Args& a) {
   Unit u;
@@ -481,7 +495,12 @@ int run(const Args& a) {
     carve(Scratch{(uintptr_t)a.workspace + thread * thread_bytes}, rows_pad, u);
     float row[V_HEAD_DIM];
 
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
+    // A unit is taken while the one before it is computed: that one's last tile fetches its first.
+    Tile after;
+    int64_t following = next.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t item; (item = following) < units;) {
+      following = next.fetch_add(1, std::memory_order_relaxed);
+      u.after = following < units && locate_first(a, following, splits, after) ? &after : nullptr;
       const int64_t b = item / (splits * (KV_HEADS / HEADS)), split = item / (KV_HEADS / HEADS) % splits;
       const Request r = request(a, b);
       if (split >= r.splits) continue;
