@@ -155,9 +155,15 @@ def empty(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     import torch
 
     try:
-        return torch.empty(shape, dtype=dtype, device=device)
+        made = torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError):
         raise ArgumentError(f"{name}: no memory for shape {shape}; give fewer rows at a time") from None
+    if type(made) is not torch.Tensor:
+        kind = type(made).__name__
+        raise ArgumentError(
+            f"{name}: torch makes a {kind} here, which has no memory; leave its mode for the call"
+        )
+    return made
 
 
 def check_lens(kv_lens: Any, table: Any, page_size: int) -> None:

@@ -36,6 +36,9 @@ APPENDED = ("k_new", "v_new", "slots", *[""] * 5)
 LOW = 1 << 36
 """Below this an address is looked at twice: a view of freed storage shows its offset, as if it began at 0."""
 
+CPU = torch.device("cpu")
+"""Said wherever a tensor is made, as its type is: torch's defaults may have changed since the last call."""
+
 LIMIT = 256
 """Most shapes remembered by one cache; a server's batches come in no more than a few dozen."""
 
@@ -199,7 +202,7 @@ class Calls:
             at_starts = 0 if q_starts is None else q_starts.data_ptr()
             size_q, size_starts, size_table, size_lens, size_out, size_lse = known.reaches
             if out is None:
-                out = torch.empty(known.out_shape, dtype=q.dtype)
+                out = torch.empty(known.out_shape, dtype=q.dtype, device=CPU)
                 at_out = out.data_ptr()
             else:
                 at_out = out.data_ptr()
@@ -212,7 +215,7 @@ class Calls:
                 ):
                     return None
             if lse is None:
-                lse = torch.empty(known.lse_shape)
+                lse = torch.empty(known.lse_shape, dtype=torch.float32, device=CPU)
                 at_lse = lse.data_ptr()
             else:
                 at_lse = lse.data_ptr()
@@ -228,7 +231,7 @@ class Calls:
         except RuntimeError:  # a tensor of a transform has no address
             return None
         low = at_q < LOW or at_table < LOW or at_lens < LOW or at_out < LOW or at_lse < LOW
-        if (low or (q_starts is not None and at_starts < LOW)) and not in_memory(tensors):
+        if (low or (q_starts is not None and at_starts < LOW)) and not in_memory((*tensors, out, lse)):
             return None
         if (at_q | at_out) & (known.itemsize - 1) or (at_starts | at_table | at_lens | at_lse) & 3:
             return None
@@ -245,7 +248,9 @@ class Calls:
         if need < 0:
             return None
         if workspace is None:
-            at_workspace = library.scratch(need, q.device).data_ptr()
+            at_workspace = library.scratch(need, CPU).data_ptr()
+            if not at_workspace:  # a mode of torch's made a tensor without memory
+                return None
         else:
             at_workspace = self._workspace(workspace, need)
             end = at_workspace + need

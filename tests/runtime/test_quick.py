@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgen.errors import ArgumentError
@@ -366,3 +367,31 @@ def test_forgets_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> Non
     for scale in (0.1, 0.2, 0.3, 0.4):
         b.decode(scale=scale)
     assert remembered(b) == 1
+
+
+@pytest.mark.parametrize("op", ["decode", "prefill"])
+@pytest.mark.parametrize("change", ["float64", "bfloat16", "meta"])
+def test_torchs_defaults_may_change_between_calls(op: str, change: str) -> None:
+    """Outputs that are made here have their own type and device: a default of bf16 halved the memory of lse."""
+    b = filled()
+    first = warm(getattr(b, op))
+    default = torch.get_default_dtype()
+    try:
+        if change == "meta":
+            with torch.device("meta"):
+                again = getattr(b, op)()
+        else:
+            torch.set_default_dtype(getattr(torch, change))
+            again = getattr(b, op)()
+    finally:
+        torch.set_default_dtype(default)
+    assert again[1].dtype == torch.float32
+    assert all(x.device.type == "cpu" and torch.equal(x, y) for x, y in zip(again, first, strict=True))
+
+
+def test_a_mode_that_makes_tensors_without_memory_is_named() -> None:
+    b = filled()
+    first = warm(b.decode)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ArgumentError):
+        b.decode()
+    assert all(torch.equal(x, y) for x, y in zip(first, b.decode(), strict=True))
