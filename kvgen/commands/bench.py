@@ -128,6 +128,10 @@ def run(
 
         bench_lists.run(list_cases, list_peers, as_json=as_json)
         return
+    if prepare and gpu_check is None:
+        raise ArgumentError(
+            "--prepare: says how --gpu-check DIR is meant; give --gpu-check DIR, or leave it out"
+        )
     if gpu_check is not None:
         # Imported by name: it brings what only a machine with a GPU needs.
         importlib.import_module("kvgen.commands.gpu_check").run(

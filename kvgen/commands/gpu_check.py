@@ -33,6 +33,8 @@ def run(
 
 
 def _prepare(folder: Path, specs: Sequence[str], target: str, as_json: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"--gpu-check {folder}: is a file; give a folder, which --prepare may make")
     loaded = [read_spec(spec) for spec in specs]
     from kvgen.gpu_check.prepare import prepare
 

@@ -117,7 +117,13 @@ def specs() -> Rows:
             continue  # some other TOML file
         storage = f"{spec.cache.k.format}, {spec.cache.v.format}"
         rows.append(
-            {"file": str(path), "spec": spec.hash8, "layout": str(spec.cache.layout), "K, V": storage}
+            {
+                "file": str(path),
+                # A preset becomes a layout, and the spec another one, once the target is known.
+                "spec": "" if spec.cache.preset else spec.hash8,
+                "layout": spec.cache.preset or str(spec.cache.layout),
+                "K, V": storage,
+            }
         )
     return rows
 

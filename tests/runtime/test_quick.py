@@ -372,7 +372,7 @@ def test_forgets_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("op", ["decode", "prefill"])
 @pytest.mark.parametrize("change", ["float64", "bfloat16", "meta"])
 def test_torchs_defaults_may_change_between_calls(op: str, change: str) -> None:
-    """Outputs that are made here have their own type and device: a default of bf16 halved the memory of lse."""
+    """Outputs that are made here have their own type: a default of bf16 halved the memory of lse."""
     b = filled()
     first = warm(getattr(b, op))
     default = torch.get_default_dtype()
