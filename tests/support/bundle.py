@@ -40,9 +40,7 @@ def compile_only(wanted: Wanted) -> None:
 
 
 def _plans(wanted: Wanted) -> list[tuple[Library, str, str, KernelPlan]]:
-    return [
-        (lib, op, variant, lib._plan(op, variant)) for lib, kernels in wanted for op, variant in kernels
-    ]
+    return [(lib, op, variant, lib._plan(op, variant)) for lib, kernels in wanted for op, variant in kernels]
 
 
 def _key(plan: KernelPlan) -> tuple[Target, bool]:

@@ -57,8 +57,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
 """Name -> the cache's layout and the overrides of K and of V."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "format_k": tuple(FORMAT_TABLES)[:6],
-    "format_v": tuple(FORMAT_TABLES)[:6],
+    "format_k": tuple(FORMAT_TABLES),
+    "format_v": tuple(FORMAT_TABLES),
     "layout": tuple(LAYOUTS),
     "page_size": (1, 5, 8, 16, 32, 64, 128, 256),
     "kv_heads": (1, 4, 8),
