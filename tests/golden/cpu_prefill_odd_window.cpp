@@ -60,7 +60,7 @@ struct Args {
 };
 
 
-// Rounded to nearest even; vectors as in `widen_f16`.
+// Rounded to nearest even; the last vector overlaps the one before where N is no multiple of 16.
 template <int N>
 inline void narrow_f16(const float* x, uint16_t* y) {
   for (int d = 0; d < N; d += 16) {

@@ -98,7 +98,7 @@ def test_the_nearest_bucket_answers() -> None:
         {"buckets": []},
         {"buckets": {"large": {}}},
         {"buckets": {"1x1": {"schedule": TUNED.to_dict(), "seconds": -1.0}}},
-        {"buckets": {"1x1": {"schedule": TUNED.replace(tile=16).to_dict(), "seconds": 1.0}}},
+        {"buckets": {"1x1": {"schedule": TUNED.replace(tile=256).to_dict(), "seconds": 1.0}}},
     ],
     ids=str,
 )
