@@ -132,3 +132,11 @@ def own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package came without tuned winners: a test sees its own folder only."""
+    from kvgen.tune import store
+
+    monkeypatch.setattr(store, "folders", lambda cache_dir: iter([(cache_dir, True)] if cache_dir else []))

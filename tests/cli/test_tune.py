@@ -162,7 +162,9 @@ def test_for_real(kvgen_json: Any, tmp_path: Path) -> None:
     assert kvgen_json("tune", INT8, "--op", "merge", "--cache-dir", tmp_path)["ops"][0]["cached"]
 
 
-def test_why(kvgen: Any, kvgen_json: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_why(
+    kvgen: Any, kvgen_json: Any, asked: dict[str, Any], tmp_path: Path, nothing_shipped: None
+) -> None:
     result = kvgen("tune", INT8, "--why", "--op", "copy", "--cache-dir", tmp_path)
     assert result.exit_code == 0 and asked == {}, "nothing is tuned"
     assert "copy  miss   no record of this op is stored" in result.stdout

@@ -52,7 +52,7 @@ def test_a_hit(tuning: Path, stored: Callable[..., Path]) -> None:
     assert ask(tuning) == Reason("decode", True, str(path), str(path), ())
 
 
-def test_nothing_stored(tuning: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_stored(tuning: Path, nothing_shipped: None) -> None:
     reason = ask(tuning)
     assert not reason.hit and not reason.nearest and "no record" in str(reason)
 
