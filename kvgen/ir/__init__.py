@@ -4,7 +4,10 @@ Grammar (nouns only; the verbs that turn one into the next live in ``kvgen.passe
 
     Spec          := name AttentionSpec CacheSpec
     AttentionSpec := q_heads kv_heads head_dim v_head_dim q_dtype scale causal window qk pv
-    CacheSpec     := page_size align LayoutSpec k:QuantSpec v:QuantSpec
+                     (key value)* Param* [RopeSpec]               masks, score terms and sinks by key
+    Param         := name dim* dtype                              dim in batch head q kv
+    RopeSpec      := kind pairing dim theta stored (key value)*
+    CacheSpec     := page_size align LayoutSpec k:QuantSpec (v:QuantSpec | alias)
     QuantSpec     := format group scale_dtype [LayoutSpec]        one for K, one for V
     LayoutSpec    := Axis+                                        outermost first
     Axis          := dim | dim "/" block | dim "%" block          dim in page kv head tok d
@@ -18,11 +21,12 @@ Logical dimensions have fixed names everywhere: ``page`` (a physical page), ``he
 head), ``tok`` (a token within its page), ``d`` (an element of a head), ``kv`` (K or V).
 """
 
-from kvgen.ir.attention import AttentionSpec
+from kvgen.ir.attention import AttentionSpec, Param
 from kvgen.ir.cache import CacheSpec
 from kvgen.ir.layout import Axis, LayoutError, LayoutSpec
 from kvgen.ir.quant import FORMATS, Format, QuantSpec
 from kvgen.ir.record import Extent, PageRecord, Plane
+from kvgen.ir.rope import RopeSpec
 from kvgen.ir.schedule import Schedule
 from kvgen.ir.spec import Spec
 from kvgen.ir.target import Target
@@ -37,8 +41,10 @@ __all__ = [
     "LayoutError",
     "LayoutSpec",
     "PageRecord",
+    "Param",
     "Plane",
     "QuantSpec",
+    "RopeSpec",
     "Schedule",
     "Spec",
     "Target",

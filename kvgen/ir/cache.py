@@ -27,6 +27,8 @@ class CacheSpec:
     """Storage of V."""
     preset: str | None = None
     """Name of a rule that replaces ``layout`` once the target is known (``passes.preset``), or None."""
+    alias: bool = False
+    """Whether V is the first ``v_head_dim`` elements of K's rows and has no memory of its own (MLA)."""
 
     def quant(self, field: str) -> QuantSpec:
         """The storage of ``"k"`` or ``"v"``."""
@@ -35,7 +37,14 @@ class CacheSpec:
     @property
     def pools(self) -> tuple[str, ...]:
         """Names of the buffers: one ``kv``, or ``k`` and ``v`` where the layout has no ``kv`` axis."""
-        return ("kv",) if "kv" in self.layout.dims() else ("k", "v")
+        if "kv" in self.layout.dims():
+            return ("kv",)
+        return ("k",) if self.alias else ("k", "v")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What has memory: ``k`` and, unless it is a part of K, ``v``."""
+        return ("k",) if self.alias else ("k", "v")
 
     def scale_axes(self, field: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         """Those of ``axes`` along which the scales of ``field`` differ.

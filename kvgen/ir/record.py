@@ -128,9 +128,14 @@ class PageRecord:
     """Bytes on which planes start."""
 
     def plane(self, name: str) -> Plane:
-        """The plane called ``name``; ``KeyError`` where the cache has none."""
+        """The plane called ``name``; ``KeyError`` where the cache has none.
+
+        Where V is a part of K, K's planes are V's too.
+        """
+        aliased = name.startswith("v") and not self.has("v")
+        wanted = "k" + name[1:] if aliased else name
         for plane in self.planes:
-            if plane.name == name:
+            if plane.name == wanted:
                 return plane
         raise KeyError(name)
 

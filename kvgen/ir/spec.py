@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from kvgen.ir.attention import AttentionSpec
+from kvgen.ir.attention import AttentionSpec, Param
 from kvgen.ir.cache import PRESETS, CacheSpec
 from kvgen.ir.layout import LayoutSpec
 from kvgen.ir.quant import QuantSpec
+from kvgen.ir.rope import RopeSpec
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,15 @@ class Spec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Spec:
         """The inverse of ``to_dict``; what people write is for ``kvgen.load_spec``, which checks it."""
-        attention = dict.fromkeys(f.name for f in fields(AttentionSpec)) | values["attention"]
         cache = dict(values["cache"])
+        if cache["v"] == ALIAS:
+            cache |= {"v": cache["k"], "alias": True}
         cache |= {side: _quant(cache[side]) for side in ("k", "v")}
         if cache["layout"] in PRESETS:
             cache["preset"] = cache["layout"]
             cache["layout"] = PRESETS[cache["preset"]]
         cache["layout"] = LayoutSpec.parse(cache["layout"])
-        return cls(values["name"], AttentionSpec(**attention), CacheSpec(**cache))
+        return cls(values["name"], _attention(values["attention"]), CacheSpec(**cache))
 
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no spaces, no name."""
@@ -56,6 +58,34 @@ class Spec:
     def hash8(self) -> str:
         """First 8 digits of the identity: enough for file names and headers."""
         return self.hash[:8]
+
+
+ALIAS = {"alias": "k"}
+"""``[cache.v]`` of a spec whose V is a part of K."""
+
+
+def freeze(value: Any) -> Any:
+    """A value of a spec file as one that hashes: a table becomes sorted pairs."""
+    return tuple(sorted((k, freeze(v)) for k, v in value.items())) if isinstance(value, Mapping) else value
+
+
+def _thaw(value: Any) -> Any:
+    return {k: _thaw(v) for k, v in value} if isinstance(value, tuple) else value
+
+
+def _attention(values: Mapping[str, Any]) -> AttentionSpec:
+    """An AttentionSpec from the values that ``_plain`` made of it."""
+    own = {f.name: None for f in fields(AttentionSpec)}
+    plain = own | {key: value for key, value in values.items() if key in own}
+    options = {key: freeze(value) for key, value in values.items() if key not in own}
+    params = {name: (tuple(p["dims"]), p["dtype"]) for name, p in values.get("params", {}).items()}
+    rope = values.get("rope")
+    plain |= {
+        "options": tuple(sorted(options.items())),
+        "params": tuple(Param(name, *params[name]) for name in sorted(params)),
+        "rope": RopeSpec.from_dict(rope) if rope else None,
+    }
+    return AttentionSpec(**plain)
 
 
 def _quant(values: Mapping[str, Any]) -> QuantSpec:
@@ -81,5 +111,12 @@ def _plain(value: object) -> Any:
         pairs = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
         if pairs.get("preset"):
             pairs["layout"] = pairs.pop("preset")
+        if pairs.pop("alias", False):
+            pairs["v"] = ALIAS
+        for key, item in pairs.pop("options", ()):
+            pairs[key] = _thaw(item)
+        pairs["params"] = {
+            p.name: {"dims": list(p.dims), "dtype": p.dtype} for p in pairs.get("params", ())
+        } or None
         return {key: item for key, item in pairs.items() if item is not None}
-    return value
+    return value.to_dict() if isinstance(value, RopeSpec) else value
