@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen.ir import PageRecord, Target, rules
@@ -10,6 +10,7 @@ from kvgen.ir.plan import Constant
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import Answers, Inputs
+from kvgen.passes.cpu_rope import rotation
 from kvgen.passes.cpu_text import C_TYPES, SCALE_HELPERS, from_f32, reading, to_f32, writing
 
 VECTORISED = {"avx512": ("round_int8", "round_e4m3"), "avx2": ("round_int8",), "portable": ()}
@@ -126,31 +127,39 @@ def codec_answers(target: Target, helpers: set[str]) -> dict[str, Any]:
 
 def append_answers(given: Inputs) -> Answers:
     """Constants and answers of the append template; the variant is the type of the new rows."""
-    fields = {side: row_field(given, side) for side in ("k", "v")}
+    att, arch = given.spec.attention, given.target.arch
+    fields = {side: row_field(given, side) for side in given.spec.cache.fields}
+    rope = rotation(att, "post")
+    numbers = dict.fromkeys(fields, given.variant)
+    if rope:
+        # Rows are turned one at a time, in f32.
+        numbers["k"], fields["k"] = "f32", replace(fields["k"], together=1)
     dynamic = any(field.scaled and not field.static for field in fields.values())
     more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
+    more += rope.constants if rope else ()
     if dynamic:
         more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
-    helpers = {name for field in fields.values() for name in field.encoders(given.variant, given.target.arch)}
+    helpers = {name for side, field in fields.items() for name in field.encoders(numbers[side], arch)}
+    helpers |= row_reading(given.variant) if rope else set()
     return tuple(more), {
-        "k_field": fields["k"],
-        "v_field": fields["v"],
+        "fields": fields,
+        "number_dtypes": numbers,
+        "rope": rope,
         "in_dtype": given.variant,
-        "in_type": C_TYPES[given.variant],
         "quantised": any(field.scaled for field in fields.values()),
         "dynamic_scales": dynamic,
         "rules": rules,
+        "c_types": C_TYPES,
         **codec_answers(given.target, helpers),
     }
 
 
 def gather_answers(given: Inputs) -> Answers:
     """Answers of the gather template; the variant is the type of the rows it writes."""
-    fields = {side: row_field(given, side) for side in ("k", "v")}
+    fields = {side: row_field(given, side) for side in given.spec.cache.fields}
     helpers = {name for field in fields.values() for name in field.decoders(given.variant)}
     return (), {
-        "k_field": fields["k"],
-        "v_field": fields["v"],
+        "fields": fields,
         "out_dtype": given.variant,
         "out_type": C_TYPES[given.variant],
         "quantised": any(field.scaled for field in fields.values()),

@@ -1,0 +1,34 @@
+"""What kernels that turn keys to their positions ask the plan on the CPU: append, or whoever reads K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.ir import AttentionSpec
+from kvgen.ir.plan import Constant
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a row of K is turned to its position: the answer ``rope`` of ``cpp/_rope.jinja``."""
+
+    first: str
+    """C++ text of the index of the i-th pair's first element."""
+    second: str
+    """And of its second."""
+    partial: bool
+    """Whether elements follow that pass as they are."""
+    constants: tuple[Constant, ...]
+    """What the texts name."""
+
+
+def rotation(att: AttentionSpec, stored: str) -> Rotation | None:
+    """The rotation of keys for a kernel that turns them where they are ``stored`` so (a name of
+    ``ir.rope.STORED``); None where it does not.
+    """
+    rope = att.rope
+    if rope is None or rope.stored != stored:
+        return None
+    first, second = ("i", "ROPE_DIM / 2 + i") if rope.pairing == "half" else ("2 * i", "2 * i + 1")
+    dim = Constant("ROPE_DIM", rope.dim, "elements of a key that turn")
+    return Rotation(first, second, rope.dim < att.head_dim, (dim,))
