@@ -13,7 +13,20 @@ from typing import Annotated, TextIO
 import typer
 
 from kvgen import __version__
-from kvgen.commands import bench, doctor, explain, export, generate, listing, quality, run, show, tune, verify
+from kvgen.commands import (
+    bench,
+    diff,
+    doctor,
+    explain,
+    export,
+    generate,
+    listing,
+    quality,
+    run,
+    show,
+    tune,
+    verify,
+)
 from kvgen.commands.failures import REFUSED, guarded, message
 from kvgen.commands.streams import discard_output, open_missing
 
@@ -34,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show.run,
     "explain": explain.run,
     "generate": generate.run,
+    "diff": diff.run,
     "export": export.run,
     "verify": verify.run,
     "bench": bench.run,
