@@ -26,8 +26,13 @@ LARGEST_FLOAT = 3.4028234e38
 
 FUNCTIONS = {**dict.fromkeys((*REAL, "abs", "float", "int"), 1), "where": 3, "min": 2, "max": 2}
 """Functions by number of arguments (``min`` and ``max``: at least that many)."""
-DIM_INDEX = {"batch": ("batch",), "head": ("head",), "q": ("q_row",), "kv": ("kv_pos", "q_pos")}
-"""What may stand in the place of each dim."""
+DIM_INDEX = {
+    "batch": ("batch",),
+    "head": ("head",),
+    "q": ("q_row",),
+    "kv": ("kv_pos", "q_pos", "pos_first", "pos_last"),
+}
+"""What may stand in the place of each dim, where the text may use it at all."""
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+",
@@ -117,7 +122,7 @@ def _syntax(text: str) -> tuple[ast.expr, int]:
     if len(text) > LONGEST_TEXT:
         raise ExpressionError(LONGEST_TEXT + 1, f"the text is longer than {LONGEST_TEXT} characters")
     if odd := re.search(r"[^ -~\t\r\n]|[\\#]", text):
-        raise ExpressionError(odd.start() + 1, f"the character {ascii(odd.group())} has no meaning here")
+        raise ExpressionError(odd.start() + 1, f"the character {odd.group()!a} has no meaning here")
     line = re.sub(r"\s", " ", text)
     shift = len(line) - len(line.lstrip())
     if not line.strip():
@@ -313,8 +318,8 @@ class _Reader:
         return Load(name, index, LOADED[param.dtype])
 
     def index(self, name: str, param: Param, place: int, tree: ast.expr) -> Node:
-        allowed = DIM_INDEX[param.dims[place]]
-        if not isinstance(tree, ast.Name) or tree.id not in allowed or tree.id not in self.names:
+        allowed = tuple(word for word in DIM_INDEX[param.dims[place]] if word in self.names)
+        if not isinstance(tree, ast.Name) or tree.id not in allowed:
             reason = f"dim {param.dims[place]!r} of {name} is indexed by {' or '.join(allowed)}"
             raise self.error(tree, reason, f"write {_indexed(name, param.dims)}")
         return Name(tree.id, self.names[tree.id])
