@@ -123,7 +123,7 @@ class _Scene:
         from kvgen.runtime.cache import torch_dtype
 
         att, cache = library.spec.attention, library.spec.cache
-        static = [side for side in ("k", "v") if cache.quant(side).static_scale]
+        static = [side for side in cache.fields if cache.quant(side).static_scale]
         heads = {side: att.kv_heads if "head" in cache.quant(side).scale_dims else 1 for side in static}
         scales = {side: [0.02] * count for side, count in heads.items()}
         dtype = torch_dtype(att.q_dtype)

@@ -276,11 +276,13 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
     scales = {} if scales is None else scales
     if not isinstance(scales, Mapping):
         raise ArgumentError(f"scales = {brief(scales)}: give a mapping, {{'k': tensor, 'v': tensor}}")
-    unknown = [key for key in scales if not isinstance(key, str) or key not in ("k", "v")]
+    unknown = [key for key in scales if not isinstance(key, str) or key not in spec.cache.fields]
     if unknown:
-        raise ArgumentError(f"scales[{brief(unknown[0])}]: give scales for 'k' and 'v'")
+        raise ArgumentError(
+            f"scales[{brief(unknown[0])}]: this cache takes scales for {' and '.join(map(repr, spec.cache.fields))}"
+        )
     found = {}
-    for side in ("k", "v"):
+    for side in spec.cache.fields:
         quant = spec.cache.quant(side)
         if not quant.static_scale:
             if scales.get(side) is not None:

@@ -27,7 +27,9 @@ class TorchOps:
         self.namespace = _free(namespace or f"kvgen_{library.spec.hash8}")
         record, spec = library.record, library.spec
         self._stored = tuple(plane.name for plane in record.planes)
-        self._static = tuple(f"{side}_scale" for side in ("k", "v") if spec.cache.quant(side).static_scale)
+        self._static = tuple(
+            f"{side}_scale" for side in spec.cache.fields if spec.cache.quant(side).static_scale
+        )
         self._defined: Any = torch.library.Library(self.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         read = "".join(f", Tensor {name}" for name in self._stored + self._static)
         marks = (f", Tensor({chr(97 + at)}!) {name}" for at, name in enumerate(self._stored))

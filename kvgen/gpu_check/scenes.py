@@ -62,7 +62,7 @@ class Scenes:
         size = self.record.page_bytes()
         turns = min(MOST_TURNS, max(2, -(-L2_TIMES * self._l2 // (pages_each * size))))
         scales = {}
-        for side in ("k", "v"):
+        for side in self.spec.cache.fields:
             quant = self.spec.cache.quant(side)
             if quant.static_scale:
                 scales[side] = [0.02] * (self.spec.attention.kv_heads if "head" in quant.scale_dims else 1)

@@ -7,12 +7,18 @@ the text says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvgen.errors import UnsupportedError
-from kvgen.ir import PageRecord, Spec
+from kvgen.ir import PageRecord, Param, Spec
 from kvgen.ir.plan import OPS, Arg
+from kvgen.passes.terms import prefix_obstacle
 
 FLOATS = ("bf16", "f16", "f32")
 """Element types outside the cache."""
+
+ROPE_TABLE = Param("rope_table", ("kv", "d"), "f32")
+"""Cosines, then sines, of the angles of each position."""
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "append": FLOATS,
@@ -25,6 +31,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """What tells the kernels of one op apart: the type of append's input, of gather's output and of merge's
 states; for decode, one query a request or several."""
 
+PREFIX = "prefix"
+"""Decode's further variant, where a spec has it: all queries of a cascade over the prefix that they share."""
+
 
 def check_variant(op: str, variant: str, spec: Spec) -> str:
     """``variant``, or the default of ``op`` where it is empty (``single``, or the query's type).
@@ -34,11 +43,22 @@ def check_variant(op: str, variant: str, spec: Spec) -> str:
     if op not in OPS:
         raise UnsupportedError(f"op = {op!r}: the ops are {', '.join(OPS)}")
     known = VARIANTS[op]
+    if op == "decode" and variant == PREFIX:
+        if reason := prefix_obstacle(spec):
+            raise UnsupportedError(reason)
+        return variant
     chosen = variant or (spec.attention.q_dtype if known == FLOATS else known[0])
     if chosen not in known:
         names = ", ".join(filter(None, known)) or "no variants"
         raise UnsupportedError(f"{op} has no variant {variant!r}; it has {names}")
     return chosen
+
+
+def variants_of(op: str, spec: Spec) -> tuple[str, ...]:
+    """``VARIANTS`` of ``op``, and decode's ``prefix`` where the spec's masks and scores allow a cascade."""
+    if op != "decode" or prefix_obstacle(spec):
+        return VARIANTS[op]
+    return (*VARIANTS[op], PREFIX)
 
 
 def op_args(op: str, spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
@@ -55,7 +75,7 @@ def plane_args(spec: Spec, record: PageRecord) -> tuple[Arg, ...]:
         args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane"))
         for placed in (plane.page, *plane.outside):
             args.append(Arg(f"{plane.name}_stride_{placed.axis.key}", "i64", doc="elements"))
-    for side in ("k", "v"):
+    for side in spec.cache.fields:
         quant = spec.cache.quant(side)
         if quant.static_scale:
             shape = "one scale per KV head" if "head" in quant.scale_dims else "one scale"
@@ -74,7 +94,26 @@ def _int(*names: str, doc: str = "") -> tuple[Arg, ...]:
 _THREADS = Arg("num_threads", "i64", doc="CPU threads to use")
 
 
-def _attention(spec: Spec, record: PageRecord, *, ragged: bool) -> tuple[Arg, ...]:
+def attention_params(spec: Spec, *, sink: bool = True) -> tuple[Param, ...]:
+    """What decode and prefill read beside the cache: masks, scores, the sink, and angles where K is rotated
+    when it is read. ``sink``: whether the kernel ends a state."""
+    att = spec.attention
+    rope = (ROPE_TABLE,) if att.rope and att.rope.stored == "pre" else ()
+    return tuple(p for p in att.params if sink or p.name != "sink_logit") + rope
+
+
+def param_args(params: Iterable[Param]) -> tuple[Arg, ...]:
+    """A pointer to each parameter, and strides of all its dimensions but the last, which is contiguous."""
+    args: list[Arg] = []
+    for param in params:
+        dtype = "u8" if param.dtype in ("bool", "bits") else param.dtype
+        bits = ", eight a byte" if param.dtype == "bits" else ""
+        args.append(_ptr(f"param_{param.name}", dtype, " x ".join(param.dims) + bits))
+        args += _int(*(f"param_{param.name}_stride_{dim}" for dim in param.dims[:-1]), doc="elements")
+    return tuple(args)
+
+
+def _attention(spec: Spec, record: PageRecord, *, ragged: bool, sink: bool = True) -> tuple[Arg, ...]:
     dtype = spec.attention.q_dtype
     starts = (_ptr("q_starts", "i32", "first query row of each request, B+1"),) if ragged else ()
     return (
@@ -85,6 +124,7 @@ def _attention(spec: Spec, record: PageRecord, *, ragged: bool) -> tuple[Arg, ..
         _ptr("page_table", "i32", "page ids, B x P"),
         *_int("table_stride", doc="elements from one request's row to the next"),
         _ptr("kv_lens", "i32", "keys of each request, B"),
+        *param_args(attention_params(spec, sink=sink)),
         _ptr("out", dtype, "outputs, T x q_heads x v_head_dim"),
         *_int("out_stride_tok", "out_stride_head", doc="elements"),
         _ptr("lse", "f32", "base-2 logsumexp, T x q_heads"),
@@ -99,12 +139,22 @@ def _attention(spec: Spec, record: PageRecord, *, ragged: bool) -> tuple[Arg, ..
 
 
 def _append(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    values = (
+        ()
+        if spec.cache.alias
+        else (
+            _ptr("v_new", variant, "new values, T x kv_heads x v_head_dim"),
+            *_int("v_new_stride_tok", "v_new_stride_head", doc="elements"),
+        )
+    )
+    rope = spec.attention.rope
+    turned = (_ptr("positions", "i32", "position of each token, T"), *param_args((ROPE_TABLE,)))
     return (
         _ptr("k_new", variant, "new keys, T x kv_heads x head_dim"),
         *_int("k_new_stride_tok", "k_new_stride_head", doc="elements"),
-        _ptr("v_new", variant, "new values, T x kv_heads x v_head_dim"),
-        *_int("v_new_stride_tok", "v_new_stride_head", doc="elements"),
+        *values,
         _ptr("slots", "i64", "page * page_size + offset, T; -1 skips the token"),
+        *(turned if rope and rope.stored == "post" else ()),
         *_int("num_tokens", doc="tokens T"),
         *plane_args(spec, record),
         _THREADS,
@@ -117,6 +167,7 @@ def _merge(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
         *_int("outs_stride_state", "outs_stride_tok", "outs_stride_head", doc="elements"),
         _ptr("lses", "f32", "their base-2 logsumexp, N x T x q_heads"),
         *_int("lses_stride_state", "lses_stride_tok", doc="elements"),
+        *param_args(p for p in spec.attention.params if p.name == "sink_logit"),
         _ptr("out", variant, "merged output, T x q_heads x v_head_dim"),
         *_int("out_stride_tok", "out_stride_head", doc="elements"),
         _ptr("lse", "f32", "merged logsumexp, T x q_heads"),
@@ -141,6 +192,14 @@ def _copy(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
 
 
 def _gather(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
+    values = (
+        ()
+        if spec.cache.alias
+        else (
+            _ptr("v_out", variant, "values, T x kv_heads x v_head_dim"),
+            *_int("v_out_stride_tok", "v_out_stride_head", doc="elements"),
+        )
+    )
     return (
         *plane_args(spec, record),
         _ptr("page_table", "i32", "page ids, B x P"),
@@ -149,8 +208,7 @@ def _gather(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
         _ptr("kv_starts", "i64", "first output row of each request, B"),
         _ptr("k_out", variant, "keys, T x kv_heads x head_dim"),
         *_int("k_out_stride_tok", "k_out_stride_head", doc="elements"),
-        _ptr("v_out", variant, "values, T x kv_heads x v_head_dim"),
-        *_int("v_out_stride_tok", "v_out_stride_head", doc="elements"),
+        *values,
         *_int("batch", doc="requests"),
         *_int("max_kv_len", doc="longest request, or the table's capacity"),
         _THREADS,
@@ -159,7 +217,9 @@ def _gather(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
 
 _BUILDERS = {
     "append": _append,
-    "decode": lambda spec, record, variant: _attention(spec, record, ragged=variant == "multi"),
+    "decode": lambda spec, record, variant: _attention(
+        spec, record, ragged=variant != "single", sink=variant != "prefix"
+    ),
     "prefill": lambda spec, record, variant: _attention(spec, record, ragged=True),
     "merge": _merge,
     "copy": _copy,

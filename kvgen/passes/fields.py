@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvgen.errors import Diagnostic, brief
+from kvgen.ir.attention import PARAM_DIMS, PARAM_TYPES
 from kvgen.ir.quant import FORMATS
+from kvgen.ir.rope import PAIRINGS, STORED
 
 Problems = list[Diagnostic]
 
@@ -55,7 +57,9 @@ class Field:
     """Value when absent; REQUIRED makes absence a mistake."""
 
 
-def _integer(low: int, high: int, step: int = 1) -> Check:
+def integer(low: int, high: int, step: int = 1) -> Check:
+    """An integer of a range, and a multiple of ``step``."""
+
     def refuse(value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int):
             return "not an integer"
@@ -67,14 +71,16 @@ def _integer(low: int, high: int, step: int = 1) -> Check:
     return Check(refuse, {"type": "integer", "minimum": low, "maximum": high, **multiple})
 
 
-def _one_of(*names: str) -> Check:
+def one_of(*names: str) -> Check:
+    """One of some names."""
     return Check(
         lambda value: None if isinstance(value, str) and value in names else "not one of the choices",
         {"type": "string", "enum": list(names)},
     )
 
 
-def _kind(kind: type, word: str, schema: str) -> Check:
+def kind_of(kind: type, word: str, schema: str) -> Check:
+    """A value of a Python type."""
     return Check(lambda value: None if isinstance(value, kind) else f"not {word}", {"type": schema})
 
 
@@ -82,10 +88,21 @@ def _power_of_two(bits: int) -> Check:
     choices = [1 << bit for bit in range(bits + 1)]
 
     def refuse(value: Any) -> str | None:
-        reason = _integer(1, choices[-1])(value)
+        reason = integer(1, choices[-1])(value)
         return reason or (None if value in choices else "not a power of two")
 
     return Check(refuse, {"type": "integer", "enum": choices})
+
+
+def pattern(regex: str, what: str) -> Check:
+    """A string that matches an expression from its first character to its last."""
+
+    def refuse(value: Any) -> str | None:
+        if not isinstance(value, str):
+            return "not a string"
+        return None if re.fullmatch(regex, value) else f"not {what}"
+
+    return Check(refuse, {"type": "string", "pattern": f"^{regex}$"})
 
 
 def _factor(value: Any) -> str | None:
@@ -95,60 +112,71 @@ def _factor(value: Any) -> str | None:
     return None if 2.0**-126 <= value < 2.0**127 else "not a positive finite number of the f32 range"
 
 
-def _text(most: int) -> Check:
+def text(most: int) -> Check:
+    """A string of at most so many characters."""
+
     def refuse(value: Any) -> str | None:
         return "not a string" if not isinstance(value, str) else None if len(value) <= most else "too long"
 
     return Check(refuse, {"type": "string", "maxLength": most})
 
 
-def _label(value: Any) -> str | None:
-    # It ends up in comments of generated sources, which it must not be able to close or continue.
-    if not isinstance(value, str):
-        return "not a string"
-    return (
-        None
-        if re.fullmatch(LABEL, value)
-        else "not a short line of letters, digits, spaces and . , : + @ ( ) / = -"
-    )
-
-
-_LABEL = Check(_label, {"type": "string", "pattern": f"^{LABEL}$"})
-_FACTOR = Check(_factor, {"type": "number", "exclusiveMinimum": 0})
+# It ends up in comments of generated sources, which it must not be able to close or continue.
+_LABEL = pattern(LABEL, "a short line of letters, digits, spaces and . , : + @ ( ) / = -")
+SWITCH = kind_of(bool, "true or false", "boolean")
+FACTOR = Check(_factor, {"type": "number", "exclusiveMinimum": 0})
+"""A positive number of the f32 range."""
+EXPRESSION = pattern(r"[ -~]{1,500}", "one line of at most 500 characters of ASCII")
 # Messages quote a layout several times; no layout has more than 13 axes.
-_LAYOUT = _text(200)
-_TABLE = _kind(Mapping, "a table", "object")
+_LAYOUT = text(200)
+TABLE = kind_of(Mapping, "a table", "object")
 
 TOP = {
     "name": Field(_LABEL, "for example 'llama 8B'", "unnamed"),
-    "attention": Field(_TABLE, "an [attention] table"),
-    "cache": Field(_TABLE, "a [cache] table"),
+    "attention": Field(TABLE, "an [attention] table"),
+    "cache": Field(TABLE, "a [cache] table"),
 }
 ATTENTION = {
-    "q_heads": Field(_integer(1, 65536), "for example 32"),
-    "kv_heads": Field(_integer(1, 4096), "for example 8"),
-    "head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576"),
-    "v_head_dim": Field(_integer(16, 576, 8), "a multiple of 8 from 16 to 576", None),
-    "q_dtype": Field(_one_of("bf16", "f16", "f32"), "'bf16', 'f16' or 'f32'", "bf16"),
-    "scale": Field(_FACTOR, "leave it out for head_dim ** -0.5", None),
-    "causal": Field(_kind(bool, "true or false", "boolean"), "true or false", True),
-    "window": Field(_integer(0, 2**31 - 1), "earlier keys to keep, or leave it out", None),
-    "qk": Field(_one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
-    "pv": Field(_one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
+    "q_heads": Field(integer(1, 65536), "for example 32"),
+    "kv_heads": Field(integer(1, 4096), "for example 8"),
+    "head_dim": Field(integer(16, 576, 8), "a multiple of 8 from 16 to 576"),
+    "v_head_dim": Field(integer(16, 576, 8), "a multiple of 8 from 16 to 576", None),
+    "q_dtype": Field(one_of("bf16", "f16", "f32"), "'bf16', 'f16' or 'f32'", "bf16"),
+    "scale": Field(FACTOR, "leave it out for head_dim ** -0.5", None),
+    "causal": Field(SWITCH, "true or false", True),
+    "window": Field(integer(0, 2**31 - 1), "earlier keys to keep, or leave it out", None),
+    "qk": Field(one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
+    "pv": Field(one_of("exact", "int8"), "'exact' or 'int8'", "exact"),
+    "params": Field(TABLE, 'for example slope = { dims = ["head"], dtype = "f32" }', None),
+    "rope": Field(TABLE, "an [attention.rope] table, or leave it out", None),
 }
+"""Keys of [attention] beside those of registered masks, scores and sinks (``kvgen.variants``)."""
+PARAM = {
+    "dims": Field(kind_of(list, "a list", "array"), f"a list of names out of {', '.join(PARAM_DIMS)}"),
+    "dtype": Field(one_of(*PARAM_TYPES), " or ".join(map(repr, PARAM_TYPES)), "f32"),
+}
+ROPE = {
+    "kind": Field(text(100), "'default', 'linear', 'llama3' or 'yarn'", "default"),
+    "pairing": Field(one_of(*PAIRINGS), " or ".join(map(repr, PAIRINGS)), "half"),
+    "dim": Field(integer(2, 576, 2), "elements that turn, an even number; leave it out for head_dim", None),
+    "theta": Field(FACTOR, "for example 10000.0", 10000.0),
+    "stored": Field(one_of(*STORED), " or ".join(map(repr, STORED)), "post"),
+}
+"""Keys of [attention.rope] that every position scheme has."""
 CACHE = {
-    "page_size": Field(_integer(1, 4096), "for example 16"),
+    "page_size": Field(integer(1, 4096), "for example 16"),
     "layout": Field(
         _LAYOUT, "'fast' (the target's own) or for example 'page kv head tok d'", "page kv head tok d"
     ),
     "align": Field(_power_of_two(12), "a power of two from 1 to 4096", 64),
-    "k": Field(_TABLE, "a [cache.k] table"),
-    "v": Field(_TABLE, "a [cache.v] table"),
+    "k": Field(TABLE, "a [cache.k] table"),
+    "v": Field(TABLE, "a [cache.v] table"),
 }
+ALIAS = {"alias": Field(one_of("k"), "'k': V is the first v_head_dim elements of K's rows")}
 QUANT = {
-    "format": Field(_one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
-    "group": Field(_TABLE, "for example { tok = 1, head = 1 }", None),
-    "scale_dtype": Field(_one_of("f32"), "'f32'", "f32"),
+    "format": Field(one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
+    "group": Field(TABLE, "for example { tok = 1, head = 1 }", None),
+    "scale_dtype": Field(one_of("f32"), "'f32'", "f32"),
     "layout": Field(_LAYOUT, "the axes right of kv, for example 'head d/8 tok d%8'", None),
 }
 

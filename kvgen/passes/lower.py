@@ -63,7 +63,7 @@ def lower_addresses(spec: Spec, record: PageRecord) -> Mapping[str, Address]:
     for plane in record.planes:
         found[plane.name] = simplify(address(plane), plane_facts(plane))
         verify_address(plane, found[plane.name])
-    for field in ("k", "v"):
+    for field in spec.cache.fields:
         quant = spec.cache.quant(field)
         if quant.static_scale:
             name = f"{field}_scale"
@@ -71,6 +71,8 @@ def lower_addresses(spec: Spec, record: PageRecord) -> Mapping[str, Address]:
                 "head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, spec.attention.kv_heads - 1
             )
             found[name] = Address(name, (head,) if "head" in quant.scale_dims else ())
+    if spec.cache.alias:
+        found |= {f"v{name[1:]}": where for name, where in found.items()}
     return MappingProxyType(found)
 
 

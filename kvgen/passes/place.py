@@ -26,7 +26,7 @@ def place(spec: Spec) -> PageRecord:
     planes: list[Plane] = []
     pools: list[tuple[str, Extent]] = []
     for pool in cache.pools:
-        fields = ("k", "v") if pool == "kv" else (pool,)
+        fields = cache.fields if pool == "kv" else (pool,)
         placed, size = _place_pool(cache, pool, fields, sizes)
         planes += placed
         pools.append((pool, size))

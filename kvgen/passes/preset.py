@@ -40,7 +40,8 @@ def resolve(spec: Spec, target: Target) -> Spec:
     sides = {}
     for side in ("k", "v"):
         quant = cache.quant(side)
-        inner = CPU_FAST[quant.format][side == "v"]
+        # Rows serve K and the V inside them alike.
+        inner = "head tok d" if cache.alias else CPU_FAST[quant.format][side == "v"]
         rows = target.backend != "cpu" or cache.page_size % VECTOR_TOKENS or inner == "head tok d"
         sides[side] = replace(quant, layout=None if rows else LayoutSpec.parse(inner))
     return replace(spec, cache=replace(cache, preset=None, k=sides["k"], v=sides["v"]))

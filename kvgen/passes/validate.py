@@ -16,7 +16,9 @@ from kvgen.ir import AttentionSpec, CacheSpec, LayoutError, LayoutSpec, QuantSpe
 from kvgen.ir.cache import PRESETS
 from kvgen.ir.layout import Axis
 from kvgen.ir.quant import D_BLOCK_STEP, FORMATS, GROUPS, Format
-from kvgen.passes.fields import ATTENTION, CACHE, MISSING, QUANT, TOP, Problems, nearest, note, read_table
+from kvgen.passes.check_attention import check_alias, is_alias, read_options, read_params, read_rope
+from kvgen.passes.fields import CACHE, MISSING, QUANT, TOP, Problems, nearest, note, read_table
+from kvgen.variants import attention_fields
 
 MOST_BYTES = 1 << 16
 """Of a spec file. One has some hundred; what has many more is something else, a device for example."""
@@ -57,20 +59,30 @@ def validate(raw: Any) -> Spec:
     top = read_table(TOP, raw, "", problems)
     if not isinstance(raw, Mapping):
         raise SpecError(problems)
-    att = read_table(ATTENTION, top["attention"], "attention", problems)
+    att = read_table(attention_fields(), top["attention"], "attention", problems)
     cache = read_table(CACHE, top["cache"], "cache", problems)
-    quants = {side: read_table(QUANT, cache[side], f"cache.{side}", problems) for side in ("k", "v")}
+    alias = is_alias(cache["v"])
+    quants = {"k": read_table(QUANT, cache["k"], "cache.k", problems)}
+    quants["v"] = quants["k"] if alias else read_table(QUANT, cache["v"], "cache.v", problems)
     _check_heads(att, problems)
     preset = cache["layout"] if cache["layout"] in PRESETS else None
     layout = _layout(PRESETS[preset] if preset else cache["layout"], "cache.layout", problems)
-    for side, q in quants.items():
+    own_sides = ("k",) if alias else ("k", "v")
+    for side in own_sides:
+        q = quants[side]
         if preset and q["layout"] not in (None, MISSING):
             reason = f"cache.layout = {preset!r} chooses the axes of both sides by itself"
             note(problems, f"cache.{side}.layout", q["layout"], reason, "leave one of the two out")
-    own = {side: _layout(q["layout"], f"cache.{side}.layout", problems) for side, q in quants.items()}
+    own = {side: _layout(quants[side]["layout"], f"cache.{side}.layout", problems) for side in own_sides}
+    own.setdefault("v", own["k"])
     widths = {"k": att["head_dim"], "v": att["head_dim"] if att["v_head_dim"] is None else att["v_head_dim"]}
     groups = {side: _group(q, f"cache.{side}", widths[side], problems) for side, q in quants.items()}
     _check_arithmetic(att, quants, problems)
+    options = read_options(att, problems)
+    params = read_params(att, options, problems)
+    rope = read_rope(att["rope"], att["head_dim"], problems)
+    if alias:
+        check_alias(cache, att, quants["k"], problems)
     if layout is not None:
         _check_dims(layout, own, problems)
         for side in ("k", "v"):
@@ -89,11 +101,14 @@ def validate(raw: Any) -> Spec:
         window=att["window"],
         qk=att["qk"],
         pv=att["pv"],
+        options=options,
+        params=params,
+        rope=rope,
     )
     sides = {
         side: QuantSpec(q["format"], groups[side], q["scale_dtype"], own[side]) for side, q in quants.items()
     }
-    found = CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"], preset)
+    found = CacheSpec(cache["page_size"], layout, cache["align"], sides["k"], sides["v"], preset, alias)
     return Spec(top["name"], attention, found)
 
 

@@ -67,7 +67,7 @@ def smallest_pitch(row_bytes: int, align: int) -> int:
 def _expected(spec: Spec) -> dict[str, tuple[str, tuple[Axis, ...]]]:
     """Plane name -> (dtype, axes outermost first) that the spec asks for."""
     found: dict[str, tuple[str, tuple[Axis, ...]]] = {}
-    for field in ("k", "v"):
+    for field in spec.cache.fields:
         quant = spec.cache.quant(field)
         outer, inner = spec.cache.axes(field)
         found[field] = (quant.fmt.storage, outer + inner)

@@ -47,7 +47,7 @@ class Workload:
         turns = min(MAX_ROTATION, max(2, -(-2 * l3 // (pages_each * size)) + 1))
         turns = max(1, min(turns, POOL_LIMIT // (pages_each * size)))
         given = {}
-        for side in ("k", "v"):
+        for side in self.spec.cache.fields:
             quant = self.spec.cache.quant(side)
             if quant.static_scale:
                 count = self.spec.attention.kv_heads if "head" in quant.scale_dims else 1

@@ -1,0 +1,34 @@
+"""Variants of attention: each mask, score term, sink and position scheme is one registered definition.
+
+``docs/variants.md`` says how to write one. Importing this package registers those that kvgen brings.
+"""
+
+from kvgen.variants.masks import MASKS
+from kvgen.variants.registry import (
+    Definition,
+    Formula,
+    Position,
+    attention_fields,
+    definition,
+    definitions,
+    positions,
+    register,
+    registered,
+)
+from kvgen.variants.rope import SCHEMES
+from kvgen.variants.scores import SCORES
+
+__all__ = [
+    "Definition",
+    "Formula",
+    "Position",
+    "attention_fields",
+    "definition",
+    "definitions",
+    "positions",
+    "register",
+    "registered",
+]
+
+for _entry in (*MASKS, *SCORES, *SCHEMES):
+    register(_entry)
