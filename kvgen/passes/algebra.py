@@ -53,6 +53,8 @@ class Sum:
             if node.op == "float":
                 return self._read(node.args[0])
         simple = self.inner(node)
+        if isinstance(simple, Op) and simple.op in ("+", "-", "*", "neg") and simple.type == self.node.type:
+            return self._read(simple)
         return sympy.Rational(simple.value) if isinstance(simple, Number) else self._symbol(simple)
 
     def _symbol(self, atom: Node) -> sympy.Symbol:
@@ -81,7 +83,7 @@ class Sum:
                     places += [int(base.name[1:])] * int(power)
             factor = int(rational) if self.exact else float(rational) * math.log(2) ** ln2
             found.append((sorted(places), factor))
-        found.sort(key=lambda item: item[0] or [len(self.atoms)])
+        found.sort(key=lambda item: (item[0][:1] or [len(self.atoms)], -len(item[0]), item[0]))
         return [(factor, tuple(self.atoms[place] for place in places)) for places, factor in found]
 
     def simple(self) -> Node | None:
