@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvgen.ir import Extent, PageRecord, Plane, Spec, Target
+from kvgen.ir import AttentionSpec, Extent, PageRecord, Param, Plane, Spec, Target
 from kvgen.ir.plan import KernelPlan
 from kvgen.ir.quant import DTYPE_BYTES
 
@@ -15,6 +15,30 @@ from kvgen.ir.quant import DTYPE_BYTES
 def spec_data(spec: Spec) -> dict[str, Any]:
     """The spec with its identity; ``spec`` inside reads back through ``kvgen.load_spec``."""
     return {"name": spec.name, "hash": spec.hash, "hash8": spec.hash8, "spec": spec.to_dict()}
+
+
+def term_data(att: AttentionSpec) -> list[dict[str, Any]]:
+    """The masks, score terms and sink that a spec switches on, in the order in which they apply."""
+    from kvgen.variants import definitions
+
+    chosen = [(d, att.option(d.name)) for d in definitions()]
+    return [
+        {
+            "kind": found.kind,
+            "key": found.name,
+            "value": plain(value),
+            "what": found.words.format(name=found.name, value=value),
+            "text": found.formula(value, att.q_heads).text,
+            "params": [param_text(param) for param in found.formula(value, att.q_heads).params],
+        }
+        for found, value in chosen
+        if value not in (None, False)
+    ]
+
+
+def param_text(param: Param) -> str:
+    """``slope [head] f32``."""
+    return f"{param.name} [{', '.join(param.dims)}] {param.dtype}"
 
 
 def record_data(record: PageRecord) -> dict[str, Any]:
@@ -63,7 +87,9 @@ def bytes_data(spec: Spec, record: PageRecord) -> dict[str, Any]:
     page = record.page_bytes()
     used = sum(map(payload, record.planes))
     att, tokens = spec.attention, spec.cache.page_size
-    bf16 = att.kv_heads * (att.head_dim + att.v_head_dim) * DTYPE_BYTES["bf16"]
+    # V inside K's rows takes nothing of its own, in any format.
+    elements = att.head_dim + (0 if spec.cache.alias else att.v_head_dim)
+    bf16 = att.kv_heads * elements * DTYPE_BYTES["bf16"]
     return {
         "page": page,
         "payload": used,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +15,18 @@ from kvgen.errors import ArgumentError, SpecError
 
 Rows = list[dict[str, Any]]
 
+EXAMPLE_HEADS = 32
+"""Query heads for which examples of definitions are spelt out."""
+
 
 def run(
     what: Annotated[
         str,
-        typer.Argument(metavar="[WHAT]", help="targets, formats, ops, specs or schedules; all without."),
+        typer.Argument(metavar="[WHAT]", help="targets, formats, masks, scores, ...; all without."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List targets, formats, ops, specs and schedules."""
+    """List targets, formats, masks, score terms, position schemes, ops, specs and schedules."""
     if what and what not in SECTIONS:
         raise ArgumentError(f"list {what}: no such list; there are {', '.join(SECTIONS)}")
     found = {name: SECTIONS[name]() for name in ([what] if what else SECTIONS)}
@@ -84,6 +88,67 @@ def formats() -> Rows:
             "one scale per group": groups if fmt.scaled else "",
         }
         for fmt in FORMATS.values()
+    ]
+
+
+def masks() -> Rows:
+    """Registered masks."""
+    return _definitions("mask")
+
+
+def scores() -> Rows:
+    """Registered score terms, in the order in which they apply."""
+    return _definitions("score")
+
+
+def sinks() -> Rows:
+    """Registered sinks: what takes weight and has no value."""
+    return _definitions("sink")
+
+
+def _definitions(kind: str) -> Rows:
+    from kvgen.commands.describe import param_text
+    from kvgen.ir.spec import freeze
+    from kvgen.variants import definitions
+
+    rows: Rows = []
+    for found in definitions(kind):
+        formula = found.formula(freeze(found.example[found.name]), EXAMPLE_HEADS)
+        rows.append(
+            {
+                "name": found.name,
+                "what": found.doc,
+                "example": ", ".join(f"{key} = {toml_text(value)}" for key, value in found.example.items()),
+                "means": formula.text,
+                "parameters": ", ".join(map(param_text, formula.params)),
+                "from": found.source,
+            }
+        )
+    return rows
+
+
+def toml_text(value: Any) -> str:
+    """A value as a spec file holds it: ``true``, ``"bits"``, ``{ heads = 64 }``."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_text(item)}' for key, item in value.items())} }}"
+    return json.dumps(value)
+
+
+def positions() -> Rows:
+    """Registered schemes of rotary positions."""
+    from kvgen.passes.fields import REQUIRED
+    from kvgen.variants import positions
+
+    return [
+        {
+            "name": found.name,
+            "what": found.doc,
+            "keys": ", ".join(
+                name if field.default is REQUIRED else f"[{name}]" for name, field in found.fields.items()
+            ),
+            "from": found.source,
+        }
+        for found in positions().values()
     ]
 
 
@@ -156,6 +221,10 @@ def schedules() -> Rows:
 SECTIONS: dict[str, Callable[[], Rows]] = {
     "targets": targets,
     "formats": formats,
+    "masks": masks,
+    "scores": scores,
+    "sinks": sinks,
+    "positions": positions,
     "ops": ops,
     "specs": specs,
     "schedules": schedules,

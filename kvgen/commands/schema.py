@@ -1,4 +1,5 @@
-"""The JSON Schema of a spec file, for editors: every rule is read off ``passes.fields``, none is restated.
+"""The JSON Schema of a spec file, for editors: every rule is read off ``passes.fields`` and the registry of
+``kvgen.variants``, none is restated.
 
 A schema accepts a little more than ``load_spec``: what only several fields together show (a layout that
 names every dimension, blocks that divide) is beyond JSON Schema.
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvgen.ir.attention import PARAM_DIMS
 from kvgen.ir.quant import D_BLOCK_STEP, GROUPS
 from kvgen.passes import fields
 from kvgen.passes.fields import REQUIRED, Field
+from kvgen.variants import attention_fields, positions
 
 
 def spec_schema() -> dict[str, Any]:
@@ -27,9 +30,32 @@ def spec_schema() -> dict[str, Any]:
             for dim in dims
         },
     }
-    cache = _table(fields.CACHE, {"k": quant, "v": quant})
-    top = _table(fields.TOP, {"attention": _table(fields.ATTENTION), "cache": cache})
+    alias = _table(fields.ALIAS)
+    cache = _table(fields.CACHE, {"k": quant, "v": {"type": "object", "oneOf": [quant, alias]}})
+    param = _table(fields.PARAM)
+    param["properties"]["dims"] |= {"items": {"enum": list(PARAM_DIMS)}, "uniqueItems": True, "minItems": 1}
+    params = {"type": "object", "additionalProperties": param, "description": fields.ATTENTION["params"].hint}
+    inner = {"params": params, "rope": _rope()}
+    top = _table(fields.TOP, {"attention": _table(attention_fields(), inner), "cache": cache})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvgen spec", **top}
+
+
+def _rope() -> dict[str, Any]:
+    """The common keys, with those of each position scheme where its kind is chosen."""
+    schemes = positions()
+    found = _table(
+        fields.ROPE | {name: rule for scheme in schemes.values() for name, rule in scheme.fields.items()}
+    )
+    found["required"] = []
+    found["properties"]["kind"]["enum"] = list(schemes)
+    found["allOf"] = [
+        {
+            "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
+            "then": {"required": [key for key, rule in scheme.fields.items() if rule.default is REQUIRED]},
+        }
+        for name, scheme in schemes.items()
+    ]
+    return found
 
 
 def _table(rules: Mapping[str, Field], inner: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:

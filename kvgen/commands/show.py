@@ -11,7 +11,9 @@ from kvgen.commands.options import AsJson, TargetName, read_spec
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kvgen.ir import PageRecord, QuantSpec, Spec
+    from kvgen.ir import AttentionSpec, PageRecord, QuantSpec, Spec
+
+KINDS = ("mask", "score", "sink")
 
 
 def run(
@@ -30,7 +32,7 @@ def run(
         return
     if not spec:
         raise ArgumentError("SPEC is missing: give the path of a TOML spec, or --schema")
-    from kvgen.commands.describe import bytes_data, record_data, spec_data
+    from kvgen.commands.describe import bytes_data, record_data, spec_data, term_data
     from kvgen.passes.place import place
     from kvgen.passes.preset import resolve
     from kvgen.passes.verify import verify_record
@@ -40,7 +42,7 @@ def run(
     record = place(loaded)
     verify_record(loaded, record)
     if as_json:
-        data = spec_data(loaded)
+        data = spec_data(loaded) | {"terms": term_data(loaded.attention)}
         output.print_json(
             data | {"record": record_data(record), "bytes": bytes_data(loaded, record), "proven": True}
         )
@@ -52,21 +54,38 @@ def run(
 
 def print_spec(spec: Spec) -> None:
     """Identity, attention and storage."""
+    from kvgen.commands.describe import param_text, term_data
+
     att, cache = spec.attention, spec.cache
     output.heading(f"{spec.name}  (spec {spec.hash8})")
-    window = f", window of {att.window} earlier keys" if att.window is not None else ""
-    output.facts(
-        {
-            "sha256": spec.hash,
-            "heads": f"{att.q_heads} query heads over {att.kv_heads} KV heads, {att.group} to one",
-            "rows": f"K {att.head_dim} and V {att.v_head_dim} elements, q and output {att.q_dtype}",
-            "scores": f"scale {att.scale:.6g}, {'causal' if att.causal else 'not causal'}{window}",
-            "page": f"{cache.page_size} tokens, planes start on {cache.align} bytes",
-            "layout": f"'{cache.layout}'",
-            "K": _storage(cache.k),
-            "V": _storage(cache.v),
-        }
-    )
+    words = {kind: [term["what"] for term in term_data(att) if term["kind"] == kind] for kind in KINDS}
+    first = f"scale {att.scale:.6g} times q.k"
+    facts = {
+        "sha256": spec.hash,
+        "heads": f"{att.q_heads} query heads over {att.kv_heads} KV heads, {att.group} to one",
+        "rows": f"K {att.head_dim} and V {att.v_head_dim} elements, q and output {att.q_dtype}",
+        "scores": "; ".join([first, *words["score"], *words["sink"]]),
+        "masks": "; ".join(words["mask"]) or "none: all keys are seen",
+        "parameters": "; ".join(map(param_text, att.params)),
+        "positions": _positions(att),
+        "page": f"{cache.page_size} tokens, planes start on {cache.align} bytes",
+        "layout": f"'{cache.layout}'",
+        "K": _storage(cache.k),
+        "V": f"the first {att.v_head_dim} elements of K's rows" if cache.alias else _storage(cache.v),
+    }
+    output.facts({name: text for name, text in facts.items() if text})
+
+
+def _positions(att: AttentionSpec) -> str:
+    """How K is turned by its position; empty where kvgen turns nothing."""
+    rope = att.rope
+    if rope is None:
+        return ""
+    pairs = "halves" if rope.pairing == "half" else "neighbours"
+    when = "when it is appended" if rope.stored == "post" else "whenever it is read"
+    own = "".join(f", {key} {value}" for key, value in rope.options)
+    part = "K" if rope.dim == att.head_dim else f"the first {rope.dim} elements of K"
+    return f"{rope.kind} rope of theta {rope.theta:,.6g}{own} in pairs of {pairs} turns {part} {when}"
 
 
 def _storage(quant: QuantSpec) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from kvgen.commands.listing import SECTIONS
-from kvgen.ir.plan import OPS
+from kvgen.ir.plan import OPS, Constant
 from kvgen.ir.quant import FORMATS
+from kvgen.passes.fields import TABLE, Field
 from kvgen.targets import TARGETS
+from kvgen.variants import Definition, Formula, definitions, positions, registered
 
 
 def test_everything_registered_is_listed(kvgen_json: Any) -> None:
@@ -17,6 +19,10 @@ def test_everything_registered_is_listed(kvgen_json: Any) -> None:
     assert list(found) == list(SECTIONS)
     assert [row["name"] for row in found["targets"]] == list(TARGETS)
     assert [row["name"] for row in found["formats"]] == list(FORMATS)
+    assert [row["name"] for row in found["masks"]] == [d.name for d in definitions("mask")]
+    assert [row["name"] for row in found["scores"]] == [d.name for d in definitions("score")]
+    assert [row["name"] for row in found["sinks"]] == [d.name for d in definitions("sink")]
+    assert [row["name"] for row in found["positions"]] == list(positions())
     assert [row["name"] for row in found["ops"]] == list(OPS)
     assert {row["template"].partition("/")[0] for row in found["schedules"]} == {"cpp", "triton"}
     assert "examples/llama3-8b-int8.toml" in [row["file"] for row in found["specs"]]
@@ -28,6 +34,38 @@ def test_one_section(kvgen: Any, kvgen_json: Any, section: str) -> None:
     text = kvgen("list", section).stdout
     for row in rows:
         assert str(next(iter(row.values()))) in text
+
+
+def test_a_definition_says_what_it_means(kvgen_json: Any) -> None:
+    """Its expression for its example, and what a call must bring."""
+    rows = {row["name"]: row for row in kvgen_json("list", "masks")["masks"]}
+    assert rows["window"]["means"] == "kv_pos + WINDOW >= q_pos"
+    assert rows["bool_mask"]["example"] == 'causal = false, bool_mask = "bits"'
+    assert rows["bool_mask"]["parameters"] == "bool_mask [q, kv] bits"
+
+
+def test_a_definition_registered_now_is_listed(kvgen_json: Any) -> None:
+    score = Definition(
+        "lifted",
+        "score",
+        Field(TABLE, "{ by = 1 }", None),
+        "some more",
+        "this test",
+        lambda value, q_heads: Formula("score + BY", (Constant("BY", dict(value)["by"]),)),
+        {"lifted": {"by": 2}},
+        order=5,
+    )
+    with registered(score):
+        row = kvgen_json("list", "scores")["scores"][0]
+    assert row == {
+        "name": "lifted",
+        "what": "some more",
+        "example": "lifted = { by = 2 }",
+        "means": "score + BY",
+        "parameters": "",
+        "from": "this test",
+    }
+    assert "lifted" not in [row["name"] for row in kvgen_json("list", "scores")["scores"]]
 
 
 def test_targets_say_where_they_run(kvgen_json: Any) -> None:
@@ -45,5 +83,5 @@ def test_defaults_are_among_the_values(kvgen_json: Any) -> None:
 def test_unknown_section(kvgen: Any, kvgen_json: Any) -> None:
     result = kvgen("list", "kernels")
     assert result.exit_code == 2
-    assert "targets, formats, ops, specs, schedules" in result.stderr
+    assert "targets, formats, masks, scores, sinks, positions, ops, specs, schedules" in result.stderr
     assert kvgen_json("list", "kernels", exit_code=2)["error"]["type"] == "ArgumentError"

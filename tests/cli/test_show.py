@@ -15,6 +15,7 @@ from kvgen.commands.picture import page_picture
 from kvgen.commands.schema import spec_schema
 from kvgen.passes import fields
 from kvgen.passes.place import place
+from kvgen.variants import Definition, Formula, Position, attention_fields, positions, registered
 from tests.support.specs import LAYOUTS, make_spec
 
 INT8 = "examples/llama3-8b-int8.toml"
@@ -78,7 +79,7 @@ def test_schema_of_the_spec_file(kvgen: Any, repo_root: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("table", ["ATTENTION", "CACHE", "QUANT"])
+@pytest.mark.parametrize("table", ["ATTENTION", "CACHE", "QUANT", "PARAM", "ROPE"])
 def test_schema_says_what_the_rules_say(table: str) -> None:
     """Each bound of the schema is where the rule's own check turns."""
     part = spec_schema()["properties"]
@@ -86,8 +87,16 @@ def test_schema_says_what_the_rules_say(table: str) -> None:
         "ATTENTION": part["attention"],
         "CACHE": part["cache"],
         "QUANT": part["cache"]["properties"]["k"],
+        "PARAM": part["attention"]["properties"]["params"]["additionalProperties"],
+        "ROPE": part["attention"]["properties"]["rope"],
     }[table]
     rules = getattr(fields, table)
+    if table == "ATTENTION":
+        rules = attention_fields()
+    elif table == "ROPE":
+        rules = rules | {
+            name: rule for scheme in positions().values() for name, rule in scheme.fields.items()
+        }
     assert list(found["properties"]) == list(rules)
     for name, rule in rules.items():
         said = found["properties"][name]
@@ -99,13 +108,92 @@ def test_schema_says_what_the_rules_say(table: str) -> None:
             assert rule.check(value) is None
 
 
+def test_schema_knows_registered_keys() -> None:
+    """Masks, scores and position schemes come from the registry, one of a test's own too."""
+    mask = Definition(
+        "every_other",
+        "mask",
+        fields.Field(fields.SWITCH, "true, or leave it out", None),
+        "every other key",
+        "this test",
+        lambda value, q_heads: Formula("kv_pos % 2 == 0"),
+        {"every_other": True},
+    )
+    scheme = Position("still", {"speed": fields.Field(fields.FACTOR, "1.0")}, "", "", lambda rope: ([], 1.0))
+    spec: dict[str, Any] = {
+        "attention": {
+            "q_heads": 8, "kv_heads": 1, "head_dim": 64, "every_other": True, "alibi": True, "soft_cap": 5.0,
+            "params": {"slope": {"dims": ["head"]}}, "rope": {"kind": "still", "speed": 2.0},
+        },
+        "cache": {"page_size": 16, "k": {"format": "bf16"}, "v": {"alias": "k"}},
+    }  # fmt: skip
+    assert _mistakes(spec_schema(), spec) == [
+        "every_other unknown",
+        "kind: 'still' is no choice",
+        "speed unknown",
+    ]
+    with registered(mask, scheme):
+        assert _mistakes(spec_schema(), spec) == []
+    spec["cache"]["v"] = {"alias": "q"}
+    spec["attention"]["params"]["slope"] = {"dtype": "f64"}
+    assert {"dims missing", "dtype: 'f64' is no choice", "alias: 'q' is no choice"} <= set(
+        _mistakes(spec_schema(), spec)
+    )
+
+
+def test_terms_in_words(kvgen: Any, kvgen_json: Any, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        """
+        [attention]
+        q_heads = 8
+        kv_heads = 1
+        head_dim = 192
+        v_head_dim = 128
+        window = 33
+        soft_cap = 50.0
+        sink_logit = true
+        score = "score - slope[head] * abs(q_pos - kv_pos)"
+        [attention.params]
+        slope = { dims = ["head"] }
+        [attention.rope]
+        kind = "linear"
+        factor = 4.0
+        dim = 64
+        pairing = "interleaved"
+        [cache]
+        page_size = 16
+        k = { format = "bf16" }
+        v = { alias = "k" }
+        """
+    )
+    rows = dict(line.split("  ", 1) for line in kvgen("show", spec).stdout.splitlines() if "  " in line)
+    told = {name: text.strip() for name, text in rows.items()}
+    assert told["masks"] == "causal, aligned to the last key; window of 33 earlier keys"
+    assert told["scores"] == (
+        "scale 0.0721688 times q.k; score - slope[head] * abs(q_pos - kv_pos); soft cap at 50.0; "
+        "a sink for each head"
+    )
+    assert told["parameters"] == "sink_logit [head] f32; slope [head] f32"
+    assert told["positions"] == (
+        "linear rope of theta 10,000, factor 4.0 in pairs of neighbours turns the first 64 elements of K "
+        "when it is appended"
+    )
+    assert told["V"] == "the first 128 elements of K's rows"
+    data = kvgen_json("show", spec)
+    assert [term["key"] for term in data["terms"]] == ["causal", "window", "score", "soft_cap", "sink_logit"]
+    assert data["bytes"]["payload"] == 16 * 192 * 2 and data["bytes"]["smaller_than_bf16"] == 1
+
+
 def _mistakes(schema: dict[str, Any], value: Any) -> list[str]:
     """A validator for the few words of JSON Schema that spec_schema uses."""
+    if "oneOf" in schema:
+        return min((_mistakes(each, value) for each in schema["oneOf"]), key=len)
     if schema.get("type") == "object":
         found = [f"{name} missing" for name in schema.get("required", ()) if name not in value]
         for name, item in value.items():
-            inner = schema["properties"].get(name)
-            if inner is None:
+            inner = schema.get("properties", {}).get(name) or schema.get("additionalProperties")
+            if not inner:
                 found.append(f"{name} unknown")
             elif inner.get("type") == "object":
                 found += _mistakes(inner, item)
