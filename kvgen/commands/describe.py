@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +40,13 @@ def term_data(att: AttentionSpec) -> list[dict[str, Any]]:
 def param_text(param: Param) -> str:
     """``slope [head] f32``."""
     return f"{param.name} [{', '.join(param.dims)}] {param.dtype}"
+
+
+def toml_text(value: Any) -> str:
+    """A value as a spec file holds it: ``true``, ``"bits"``, ``{ heads = 64 }``."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_text(item)}' for key, item in value.items())} }}"
+    return json.dumps(value)
 
 
 def record_data(record: PageRecord) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,7 +106,7 @@ def sinks() -> Rows:
 
 
 def _definitions(kind: str) -> Rows:
-    from kvgen.commands.describe import param_text
+    from kvgen.commands.describe import param_text, toml_text
     from kvgen.ir.spec import freeze
     from kvgen.variants import definitions
 
@@ -125,13 +124,6 @@ def _definitions(kind: str) -> Rows:
             }
         )
     return rows
-
-
-def toml_text(value: Any) -> str:
-    """A value as a spec file holds it: ``true``, ``"bits"``, ``{ heads = 64 }``."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml_text(item)}' for key, item in value.items())} }}"
-    return json.dumps(value)
 
 
 def positions() -> Rows:

@@ -78,12 +78,14 @@ def print_spec(spec: Spec) -> None:
 
 def _positions(att: AttentionSpec) -> str:
     """How K is turned by its position; empty where kvgen turns nothing."""
+    from kvgen.commands.describe import toml_text
+
     rope = att.rope
     if rope is None:
         return ""
     pairs = "halves" if rope.pairing == "half" else "neighbours"
     when = "when it is appended" if rope.stored == "post" else "whenever it is read"
-    own = "".join(f", {key} {value}" for key, value in rope.options)
+    own = "".join(f", {key} {toml_text(value)}" for key, value in rope.options)
     part = "K" if rope.dim == att.head_dim else f"the first {rope.dim} elements of K"
     return f"{rope.kind} rope of theta {rope.theta:,.6g}{own} in pairs of {pairs} turns {part} {when}"
 
