@@ -112,7 +112,7 @@ def _flat(term: Expr) -> bool:
 
 def _fits(factor: int | float) -> bool:
     if isinstance(factor, int):
-        return -(2**63) <= factor < 2**63
+        return abs(factor) < 2**63
     return _SMALLEST <= abs(factor) <= _LARGEST
 
 
