@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvgen.runtime.base import Tensor
-from kvgen.runtime.cache import Cache, torch_dtype
-from kvgen.runtime.ops import CacheOps
-from kvgen.runtime.step import Step
+from kvgen.runtime.cache import torch_dtype
+from kvgen.runtime.layers import Layer
+from kvgen.runtime.step import Part, Step
 
 
 def attend(
-    library: CacheOps,
-    cache: Cache,
+    layer: Layer,
     q_THD: Tensor,
     k_THD: Tensor,
-    v_THD: Tensor,
+    v_THD: Tensor | None,
     step: Step,
     *,
     scale: float | None = None,
+    params: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Write a step's keys and values into one layer's ``cache`` and attend to all keys of each request.
+    """Write a step's keys and values into one layer's cache and attend to all keys of each request.
 
     q (T, q_heads, head_dim) of any float type; k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim) of
-    one type, f32, bf16 or f16; all with rotary embeddings applied. ``scale`` replaces the spec's.
-    Returns (T, q_heads, v_head_dim) of q's type. Raises ``ArgumentError``.
+    one type, f32, bf16 or f16; v is None where the spec's V is a part of K. ``scale`` replaces the spec's;
+    ``params`` are those that the spec declares, with the step's requests and rows in their ``batch`` and
+    ``q`` dims. Returns (T, q_heads, v_head_dim) of q's type. Raises ``ArgumentError``.
     """
+    library, cache = layer.library, layer.cache
     att = library.spec.attention
     library.append(cache, k_THD, v_THD, step.slots_T)
     q = q_THD.to(torch_dtype(att.q_dtype))
@@ -32,8 +36,22 @@ def attend(
         # The kernel for one row a request is the quicker one.
         starts = None if step.decode_rows == step.num_decode else part.q_starts_B1
         where = (part.page_table_BP, part.kv_lens_B, starts)
-        library.decode(q[part.rows], cache, *where, out=out[part.rows], scale=scale)
+        own = _of_part(layer, params, part)
+        library.decode(q[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
     if part := step.prefill_part:
         where = (part.page_table_BP, part.kv_lens_B, part.q_starts_B1)
-        library.prefill(q[part.rows], cache, *where, out=out[part.rows], scale=scale)
+        own = _of_part(layer, params, part)
+        library.prefill(q[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
     return out.to(q_THD.dtype)
+
+
+def _of_part(layer: Layer, params: Mapping[str, Tensor] | None, part: Part) -> Mapping[str, Tensor] | None:
+    """Of each parameter what belongs to the requests and rows of ``part``."""
+    if not params:
+        return params
+    cuts = {"batch": part.requests, "q": part.rows}
+    dims = {param.name: param.dims for param in layer.library.spec.attention.params}
+    return {
+        name: tensor[tuple(cuts.get(dim, slice(None)) for dim in dims[name])] if name in dims else tensor
+        for name, tensor in params.items()
+    }

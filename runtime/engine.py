@@ -7,7 +7,7 @@ from typing import Any
 
 from kvgen.errors import ArgumentError, brief
 from kvgen.runtime.arguments import need_integers
-from kvgen.runtime.cache import Cache
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.model import Library, Model
 from kvgen.runtime.request import Event, Request
 from kvgen.runtime.sampling import Greedy, Sampling, choose
@@ -24,7 +24,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        library: Library,
+        library: Library | Sequence[Library],
         *,
         num_pages: int,
         max_batch: int = 64,
@@ -33,15 +33,15 @@ class Engine:
     ) -> None:
         """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together.
 
-        ``scales``: as for ``new_cache``, for formats whose scales are static. Raises ``ArgumentError``.
+        ``library``: one for all layers of the model, or a sequence with one for each, where layers differ
+        (their page sizes may not). ``scales``: as for ``new_cache``, for formats whose scales are static.
+        Raises ``ArgumentError``.
         """
-        if not library.spec.attention.causal:
-            raise ArgumentError("attention.causal = False: an engine computes prompts in chunks; use causal")
         self.model = model
-        self.library = library
-        cache = library.new_cache(num_pages, layers=model.num_layers, scales=scales)
-        self.caches: tuple[Cache, ...] = cache.layers
-        self.store = PageStore(library, self.caches)
+        self.layers = new_layers(library, num_pages, layers=model.num_layers, scales=scales)
+        if not all(layer.library.spec.attention.causal for layer in self.layers):
+            raise ArgumentError("attention.causal = False: an engine computes prompts in chunks; use causal")
+        self.store = PageStore(self.layers)
         self.scheduler = Scheduler(
             self.store, max_batch=max_batch, chunk=chunk, max_positions=model.max_positions
         )
@@ -179,8 +179,8 @@ class Engine:
         if not work:
             return []
         with torch.no_grad():
-            step = build_step([rows for _, rows in work], self.caches[0].device)
-            logits = self.model.forward(step, self.library, self.caches)
+            step = build_step([rows for _, rows in work], self.layers[0].cache.device)
+            logits = self.model.forward(step, self.layers)
         sampling = [request for request, rows in work if rows.sample]
         want = (len(sampling), self.model.vocab_size)
         if tuple(logits.shape) != want:

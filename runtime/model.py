@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvgen.runtime.base import Tensor
-from kvgen.runtime.cache import Cache
+from kvgen.runtime.layers import Layer
 from kvgen.runtime.step import Step
 
 Library = Any
-"""A ``CacheOps`` with ``spec``, ``record`` and ``new_cache(num_pages, layers=, scales=)``."""
+"""A ``CacheOps``: what ``kvgen.build`` or ``kvgen.runtime.load`` returned."""
 
 
 class Model(Protocol):
@@ -21,6 +21,6 @@ class Model(Protocol):
     max_positions: int
     """Tokens that a request may have, prompt included."""
 
-    def forward(self, step: Step, library: Library, caches: Sequence[Cache]) -> Tensor:
-        """Logits (S, vocab_size) f32, a row for each of ``step.last_rows_S``; ``caches[i]`` is layer i's."""
+    def forward(self, step: Step, layers: Sequence[Layer]) -> Tensor:
+        """Logits (S, vocab_size) f32, a row for each of ``step.last_rows_S``; ``layers[i]`` is layer i's."""
         ...

@@ -10,19 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvgen.runtime.arguments import INT64, need_integer
-from kvgen.runtime.cache import Cache
-from kvgen.runtime.ops import CacheOps
+from kvgen.runtime.layers import Layer
 from kvgen.runtime.pool import PagePool
 
 
 class PageStore:
-    """The pages of a model: who holds which (``pool``) and what they hold (one of ``caches`` a layer)."""
+    """The pages of a model: who holds which (``pool``) and what they hold (``layers``)."""
 
-    def __init__(self, library: CacheOps, caches: Sequence[Cache]) -> None:
-        self.library = library
-        self.caches = tuple(caches)
-        self.pool = PagePool(self.caches[0].num_pages)
-        self.page_size: int = library.spec.cache.page_size
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = tuple(layers)
+        self.pool = PagePool(self.layers[0].cache.num_pages)
+        self.page_size: int = self.layers[0].library.spec.cache.page_size
 
     def pages(self, tokens: int) -> int:
         """Pages that ``tokens`` tokens fill, the last perhaps in part."""
@@ -32,10 +30,10 @@ class PageStore:
         """Copy a page's bytes in every layer."""
         import torch
 
-        device = self.caches[0].device
+        device = self.layers[0].cache.device
         ids = torch.tensor([[source], [target]], dtype=torch.int32, device=device)
-        for cache in self.caches:
-            self.library.copy(cache, ids[0], ids[1])
+        for layer in self.layers:
+            layer.library.copy(layer.cache, ids[0], ids[1])
 
 
 class PagedSequence:

@@ -32,6 +32,9 @@ class Part:
     """The requests of a step that go to one op, as that op's arguments."""
 
     rows: slice
+    """Of the step's rows."""
+    requests: slice
+    """Of the step's requests."""
     page_table_BP: Tensor
     kv_lens_B: Tensor
     q_starts_B1: Tensor
@@ -66,8 +69,8 @@ class Step:
         n = self.num_decode
         if not n:
             return None
-        rows = slice(0, self.decode_rows)
-        return Part(rows, self.page_table_BP[:n], self.kv_lens_B[:n], self.q_starts_B1[: n + 1])
+        rows, own = slice(0, self.decode_rows), slice(0, n)
+        return Part(rows, own, self.page_table_BP[:n], self.kv_lens_B[:n], self.q_starts_B1[: n + 1])
 
     @cached_property
     def prefill_part(self) -> Part | None:
@@ -75,9 +78,9 @@ class Step:
         n = self.num_decode
         if n == len(self.kv_lens_B):
             return None
-        rows = slice(self.decode_rows, len(self.tokens_T))
+        rows, own = slice(self.decode_rows, len(self.tokens_T)), slice(n, len(self.kv_lens_B))
         starts = self.q_starts_B1[n:] - self.decode_rows
-        return Part(rows, self.page_table_BP[n:], self.kv_lens_B[n:], starts)
+        return Part(rows, own, self.page_table_BP[n:], self.kv_lens_B[n:], starts)
 
 
 TABLE_STEP = 16

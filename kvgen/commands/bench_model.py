@@ -25,15 +25,15 @@ def run_model(
 ) -> None:
     """Time and print each batch size."""
     from kvgen.models.bench import bench_model
+    from kvgen.models.pages import check_pages
     from kvgen.models.quality import default_text
-    from kvgen.models.session import choose_spec, load
-    from kvgen.models.shape import check_pages
+    from kvgen.models.session import choose_specs, load
 
     for kind in pages or ():
         check_pages(kind)
     with progress(quiet=as_json) as advance:
         loaded = load(model, advance, need_tokenizer=False)
-        specs = [choose_spec(loaded, kind, None, None) for kind in dict.fromkeys(pages or ["f32"])]
+        specs = [choose_specs(loaded, kind, None, None) for kind in dict.fromkeys(pages or ["f32"])]
         reports = []
         for batch in batches:
             stage = f"batch {batch}"

@@ -47,9 +47,9 @@ def run(
         words = default_text()
     else:
         words = read_text(text)
+    from kvgen.models.pages import check_pages, specs_for
     from kvgen.models.quality import measure
-    from kvgen.models.session import choose_spec, load
-    from kvgen.models.shape import check_pages, spec_for
+    from kvgen.models.session import choose_specs, load
     from kvgen.models.threads import using_threads
 
     for kind in pages or ():
@@ -57,15 +57,15 @@ def run(
     with using_threads(threads), progress(quiet=as_json) as advance:
         loaded = load(model, advance)
         if given is not None:
-            # choose_spec refuses a kind of pages beside the spec.
-            specs = [choose_spec(loaded, ",".join(pages) if pages else None, given, page_size)]
+            # choose_specs refuses a kind of pages beside the spec.
+            specs = [choose_specs(loaded, ",".join(pages) if pages else None, given, page_size)]
         else:
-            specs = [choose_spec(loaded, kind, None, page_size) for kind in pages or ["int8"]]
+            specs = [choose_specs(loaded, kind, None, page_size) for kind in pages or ["int8"]]
         numbers = loaded.tokenizer(words, verbose=False)["input_ids"][:tokens]
         report = measure(
             loaded.model,
             numbers,
-            spec_for(loaded.model.shape, "f32"),
+            specs_for(loaded.model.shape, "f32"),
             specs,
             name=loaded.name,
             window=window,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from kvgen.commands.progress import progress
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from kvgen.ir import Spec
     from kvgen.models.session import Loaded, Session
     from kvgen.runtime.ops import CacheOps
     from kvgen.runtime.sampling import Sampling
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
 Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to go on from.")]
 ModelName = Annotated[
     str,
-    typer.Option(
-        "--model", "-m", metavar="NAME|FOLDER", help="smollm2, or the folder of a Llama checkpoint."
-    ),
+    typer.Option("--model", "-m", metavar="NAME|FOLDER", help="smollm2, or the folder of a checkpoint."),
 ]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")]
 PagesName = Annotated[
@@ -85,8 +85,8 @@ def run(
     given = exported.spec if exported is not None else read_spec(spec) if spec is not None else None
     samplings = [_sampling(temperature, top_p, seed + i) for i in range(len(texts) + len(numbers))]
     from kvgen.models.kernels import built
-    from kvgen.models.session import Session, check_fits, choose_spec, load
-    from kvgen.models.shape import check_pages
+    from kvgen.models.pages import check_pages
+    from kvgen.models.session import Session, check_fits, choose_specs, load
     from kvgen.models.text import prompt_tokens
     from kvgen.models.threads import using_threads
 
@@ -97,9 +97,9 @@ def run(
             loaded = load(model, advance, need_tokenizer=bool(texts))
             tokens = [prompt_tokens(loaded.tokenizer, text, chat=chat) for text in texts] + numbers
             check_fits(loaded, tokens, max_tokens)
-            chosen = choose_spec(loaded, pages, given, page_size)
+            chosen = choose_specs(loaded, pages, given, page_size)
             advance("compiling the kernels", 0, 1, "")
-            kernels = built(chosen) if exported is None else exported
+            kernels = built(chosen) if exported is None else alike(exported, chosen)
             session = Session(loaded, kernels, tokens, max_new_tokens=max_tokens, samplings=samplings)
             total = sum(map(len, tokens))
             advance("prefill", 0, total, "tokens")
@@ -114,7 +114,7 @@ def run(
         sys.stdout.flush()
         _print_timing(session)
     else:
-        output.print_json(_report(loaded, chosen.name, count, session))
+        output.print_json(_report(loaded, chosen[0].name, count, session))
 
 
 def load_library(folder: Path) -> CacheOps:
@@ -124,6 +124,16 @@ def load_library(folder: Path) -> CacheOps:
 
     inside = sorted(folder.glob(f"*/{NAME}"))
     return load(inside[0].parent if len(inside) == 1 and not (folder / NAME).exists() else folder)
+
+
+def alike(library: CacheOps, specs: Sequence[Spec]) -> list[CacheOps]:
+    """An exported library for each layer; ``ArgumentError`` where the model needs other kernels as well."""
+    others = len({spec.hash for spec in specs} - {library.spec.hash})
+    if others:
+        raise ArgumentError(
+            f"--library: kernels of one spec, but this model's layers need {others} more; leave it out"
+        )
+    return [library] * len(specs)
 
 
 class Shown:

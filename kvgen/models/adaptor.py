@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError, UnsupportedError
+from kvgen.models import latent
 from kvgen.runtime.attend import attend
 from kvgen.runtime.base import Tensor
-from kvgen.runtime.cache import Cache
-from kvgen.runtime.ops import CacheOps
+from kvgen.runtime.layers import Layer
 from kvgen.runtime.step import Step
 
 if TYPE_CHECKING:
@@ -35,29 +35,53 @@ OUTSIDE = (
 class StepPages:
     """The pages of all layers during one step: takes each layer's K and V once, and attends once."""
 
-    def __init__(self, step: Step, library: CacheOps, caches: Sequence[Cache]) -> None:
+    def __init__(self, step: Step, layers: Sequence[Layer]) -> None:
         self.step = step
-        self.library = library
-        self.caches = caches
-        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers = layers
+        self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
 
-    def receive(self, layer: int, key_1HTD: Tensor, value_1HTD: Tensor) -> None:
-        """Hold the new K and V of a layer until its attention runs."""
+    def receive(self, at: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Hold the new K and V of layer ``at`` until its attention runs; returns what its code goes on with.
+
+        Where the spec's V is a part of K they are a latent and its rotated part.
+        """
         rows = self.step.tokens_T.shape[0]
         if key_1HTD.shape[0] != 1 or key_1HTD.shape[2] != rows:
             raise ArgumentError(
                 f"key: shape {tuple(key_1HTD.shape)}, but this step is one packed row of {rows} tokens"
             )
-        self._held[layer] = (key_1HTD[0].transpose(0, 1), value_1HTD[0].transpose(0, 1))
+        if self.layers[at].library.spec.cache.alias:
+            self._held[at] = (latent.latent_row(key_1HTD, value_1HTD), None)
+            # transformers now expands every row it gets, for nobody: one is the least it can expand.
+            return key_1HTD[:, :, :1], value_1HTD[:, :, :1]
+        self._held[at] = (key_1HTD[0].transpose(0, 1), value_1HTD[0].transpose(0, 1))
+        return key_1HTD, value_1HTD
 
-    def attend(self, layer: int, query_1HTD: Tensor, scale: float | None) -> Tensor:
-        """Append what the layer handed over, and attend: (1, T, q_heads, head_dim)."""
-        if layer not in self._held:
+    def attend(self, module: Any, query_1HTD: Tensor, scale: float | None, sinks_H: Tensor | None) -> Tensor:
+        """Append what the module's layer handed over, and attend: (1, T, q_heads, v_head_dim)."""
+        at = module.layer_idx
+        if at not in self._held:
             raise ArgumentError(OUTSIDE)
-        k_THD, v_THD = self._held.pop(layer)
+        (k_THD, v_THD), layer = self._held.pop(at), self.layers[at]
         q_THD = query_1HTD[0].transpose(0, 1)
-        out_THD = attend(self.library, self.caches[layer], q_THD, k_THD, v_THD, self.step, scale=scale)
-        return out_THD[None]
+        if v_THD is None:
+            q_THD = latent.absorb(module, q_THD)
+        params = None if sinks_H is None else {"sink_logit": sinks_H.detach().float()}
+        out_THD = attend(layer, q_THD, k_THD, v_THD, self.step, scale=scale, params=params)
+        return (latent.expand(module, out_THD) if v_THD is None else out_THD)[None]
+
+    def check(self, module: Any, options: Mapping[str, Any]) -> None:
+        """Refuse a layer whose spec does not describe what its code asks for."""
+        att = self.layers[module.layer_idx].library.spec.attention
+        for name, value, own in (
+            ("sliding_window", options.get("sliding_window"), None if att.window is None else att.window + 1),
+            ("softcap", options.get("softcap"), att.option("soft_cap")),
+            ("s_aux", options.get("s_aux") is not None or None, att.sink or None),
+        ):
+            if value != own:
+                raise UnsupportedError(
+                    f"{type(module).__name__} {module.layer_idx} wants {name} = {value}, but its spec has {own}"
+                )
 
 
 def attention(
@@ -71,12 +95,10 @@ def attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. ``key`` and ``value`` are already with ``kvgen_pages``."""
-    for name in ("sliding_window", "softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise UnsupportedError(f"{type(module).__name__} wants {name} = {options[name]!r}: not served")
     if kvgen_pages is None:
         raise ArgumentError(OUTSIDE)
-    return kvgen_pages.attend(module.layer_idx, query, scaling), None
+    kvgen_pages.check(module, options)
+    return kvgen_pages.attend(module, query, scaling, options.get("s_aux")), None
 
 
 def no_mask(*sizes: Any, attention_mask: Tensor | None = None, **options: Any) -> None:
@@ -112,8 +134,7 @@ def layer_class() -> Any:
 
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
             """Hand K and V over; the attention function finds the pages, not these tensors."""
-            self.pages.receive(self.layer, key_states, value_states)
-            return key_states, value_states
+            return self.pages.receive(self.layer, key_states, value_states)
 
         def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
             return query_length, 0
@@ -138,21 +159,21 @@ class TransformersModel:
     def __init__(self, module: Any, shape: ModelShape) -> None:
         self.module = module
         self.shape = shape
-        self.num_layers = shape.layers
+        self.num_layers = len(shape.layers)
         self.vocab_size = shape.vocab_size
         self.max_positions = shape.max_positions
         # transformers 5.24 renamed past_key_values.
         names = inspect.signature(type(module).forward).parameters
         self._cache_keyword = "cache" if "cache" in names else "past_key_values"
 
-    def forward(self, step: Step, library: CacheOps, caches: Sequence[Cache]) -> Tensor:
+    def forward(self, step: Step, layers: Sequence[Layer]) -> Tensor:
         """Logits (S, vocab_size) f32 of the rows ``step.last_rows_S``; K and V of all rows are appended."""
         import torch
-        from transformers.cache_utils import Cache as Layers
+        from transformers.cache_utils import Cache
 
-        pages = StepPages(step, library, caches)
+        pages = StepPages(step, layers)
         layer = layer_class()
-        held = Layers(layers=[layer(pages, i) for i in range(self.num_layers)])
+        held = Cache(layers=[layer(pages, i) for i in range(self.num_layers)])
         with torch.inference_mode():
             answer = self.module(
                 input_ids=step.tokens_T[None],

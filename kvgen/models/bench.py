@@ -22,7 +22,7 @@ from kvgen.models.threads import using_threads
 from kvgen.runtime.sampling import Greedy
 
 if TYPE_CHECKING:
-    from kvgen.ir import Spec
+    from kvgen.models.pages import ModelSpecs
     from kvgen.models.session import Loaded
 
 PEERS = {"transformers eager": "eager", "transformers SDPA": "sdpa"}
@@ -78,7 +78,7 @@ class Report:
 
 def bench_model(
     loaded: Loaded,
-    specs: Sequence[Spec],
+    specs: Sequence[ModelSpecs],
     prompts: Sequence[list[int]],
     *,
     new_tokens: int = 32,
@@ -92,9 +92,9 @@ def bench_model(
     if new_tokens < 2:
         raise ArgumentError(f"new_tokens = {new_tokens}: the first belongs to prefill; give at least 2")
     contenders: dict[str, Callable[[], Turn]] = {}
-    for spec in specs:
-        library = built(spec)
-        contenders[f"kvgen {spec.name}"] = lambda library=library: _ours(loaded, library, prompts, new_tokens)  # type: ignore[misc]
+    for each in specs:
+        own = built(each)
+        contenders[f"kvgen {each[0].name}"] = lambda own=own: _ours(loaded, own, prompts, new_tokens)  # type: ignore[misc]
     for name, implementation in PEERS.items():
         contenders[name] = lambda kind=implementation: _theirs(loaded, kind, prompts, new_tokens)  # type: ignore[misc]
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
@@ -133,10 +133,10 @@ def same_fraction(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
     return same / total
 
 
-def _ours(loaded: Loaded, library: Any, prompts: Sequence[list[int]], new_tokens: int) -> Turn:
+def _ours(loaded: Loaded, libraries: Sequence[Any], prompts: Sequence[list[int]], new_tokens: int) -> Turn:
     session = Session(
         loaded,
-        library,
+        libraries,
         prompts,
         max_new_tokens=new_tokens,
         samplings=[Greedy()] * len(prompts),

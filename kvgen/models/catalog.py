@@ -59,7 +59,7 @@ def find_model(name: str, advance: Advance = lambda done, total: None) -> Path:
     hint = f"did you mean {near[0]}? " if near else ""
     raise ArgumentError(
         f"--model {name}: no such folder or model; {hint}"
-        f"Give the folder of a Llama checkpoint (config.json, *.safetensors) or one of {', '.join(PACKAGED)}"
+        f"Give the folder of a checkpoint (config.json, *.safetensors) or one of {', '.join(PACKAGED)}"
     )
 
 

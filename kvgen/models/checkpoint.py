@@ -10,6 +10,7 @@ from typing import Any
 from kvgen.errors import ArgumentError
 from kvgen.models.adaptor import NAME, TransformersModel, register
 from kvgen.models.extras import require
+from kvgen.models.families import FAMILIES
 from kvgen.models.shape import check_supported, read_config, shape_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -32,13 +33,13 @@ def load_model(folder: Path) -> TransformersModel:
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
-    from transformers import LlamaConfig, LlamaForCausalLM
 
+    family = FAMILIES[config["model_type"]]
     with quiet():
         try:
-            module, report = LlamaForCausalLM.from_pretrained(
+            module, report = family.model_class().from_pretrained(
                 folder,
-                config=LlamaConfig.from_dict(config),
+                config=family.config(config, folder),
                 dtype=torch.float32,
                 attn_implementation=NAME,
                 local_files_only=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,13 @@ if TYPE_CHECKING:
     from kvgen.library import Library
 
 
-def built(spec: Spec) -> Library:
+def built(specs: Sequence[Spec]) -> tuple[Library, ...]:
+    """The library of each layer, one for all layers of a spec."""
+    made = {spec.hash: _built(spec) for spec in {spec.hash: spec for spec in specs}.values()}
+    return tuple(made[spec.hash] for spec in specs)
+
+
+def _built(spec: Spec) -> Library:
     """The library of ``spec`` with all kernels that a model in f32 needs.
 
     That its schedules are not tuned is no news to who runs a model.

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from kvgen.errors import ArgumentError
 from kvgen.models.kernels import built
 from kvgen.runtime.base import Tensor
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import Rows, build_step
 
 if TYPE_CHECKING:
-    from kvgen.ir import Spec
     from kvgen.models.adaptor import TransformersModel
+    from kvgen.models.pages import ModelSpecs
 
 Advance = Callable[[str, int, int], None]
 """Called with the name of the pages, the tokens done and their number."""
@@ -85,8 +86,8 @@ def default_text() -> str:
 def measure(
     model: TransformersModel,
     tokens: Sequence[int],
-    reference: Spec,
-    specs: Sequence[Spec],
+    reference: ModelSpecs,
+    specs: Sequence[ModelSpecs],
     *,
     name: str = "model",
     window: int | None = None,
@@ -108,12 +109,12 @@ def measure(
     ours = [_Sums() for _ in runners]
     rows = targets = 0
     for start, part in _windows(tokens, window):
-        advance(reference.name, start, len(tokens))
+        advance(reference[0].name, start, len(tokens))
         want_SV = runners[0].logits(part)
         next_S = torch.tensor(part[1:])
         ours[0].loss += _loss(want_SV[:-1], next_S)
         for runner, sums in zip(runners[1:], ours[1:], strict=True):
-            advance(runner.spec.name, start, len(tokens))
+            advance(runner.name, start, len(tokens))
             got_SV = runner.logits(part)
             sums.loss += _loss(got_SV[:-1], next_S)
             _compare(want_SV, got_SV, sums)
@@ -127,7 +128,7 @@ def measure(
         bytes_per_token=runners[0].bytes_per_token,
         rows=tuple(
             Row(
-                pages=runner.spec.name,
+                pages=runner.name,
                 kl_nats=sums.kl / rows,
                 kl_largest=sums.largest,
                 top1_agreement=sums.same / rows,
@@ -142,17 +143,16 @@ def measure(
 class _Runner:
     """The model on one kind of pages, for one request at a time."""
 
-    def __init__(self, model: TransformersModel, spec: Spec, window: int) -> None:
+    def __init__(self, model: TransformersModel, specs: ModelSpecs, window: int) -> None:
         self.model = model
-        self.spec = spec
-        self.library = built(spec)
-        pages = -(-window // spec.cache.page_size)
-        self.store = PageStore(self.library, self.library.new_cache(pages, layers=model.num_layers).layers)
+        self.name = specs[0].name
+        pages = -(-window // specs[0].cache.page_size)
+        self.store = PageStore(new_layers(built(specs), pages, layers=model.num_layers))
 
     @property
     def bytes_per_token(self) -> int:
-        page = self.library.record.page_bytes()
-        return round(page * self.model.num_layers / self.spec.cache.page_size)
+        pages = sum(layer.library.record.page_bytes() for layer in self.store.layers)
+        return round(pages / self.store.page_size)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits (len(tokens), vocab_size) of a text that begins at position 0."""
@@ -160,7 +160,7 @@ class _Runner:
         sequence.reserve(len(tokens))
         step = build_step([Rows(sequence, tokens, sample=True)])
         every_row = replace(step, last_rows_S=step.positions_T)
-        found = self.model.forward(every_row, self.library, self.store.caches)
+        found = self.model.forward(every_row, self.store.layers)
         sequence.free()
         return found
 

@@ -11,7 +11,8 @@ from kvgen.errors import ArgumentError
 from kvgen.models.adaptor import TransformersModel
 from kvgen.models.catalog import PACKAGED, find_model
 from kvgen.models.checkpoint import has_tokenizer, load_model, load_tokenizer, stop_tokens
-from kvgen.models.shape import check_matches, check_supported, read_config, spec_for
+from kvgen.models.pages import ModelSpecs, specs_for, specs_like
+from kvgen.models.shape import check_supported, read_config
 from kvgen.models.text import TextStream
 from kvgen.runtime.engine import Engine
 from kvgen.runtime.request import Event
@@ -75,19 +76,18 @@ def load(name: str, advance: Advance, *, need_tokenizer: bool = True) -> Loaded:
     return Loaded(shown, model, tokenizer, stop_tokens(model))
 
 
-def choose_spec(
+def choose_specs(
     loaded: Loaded, pages: str | None, spec: Spec | None, page_size: int | None, default: str = "f32"
-) -> Spec:
-    """The spec of a model's pages: ``spec``, which must match the model, or one made for it."""
+) -> ModelSpecs:
+    """The specs of a model's pages: as ``spec``, which must match the model, or made for it."""
     if spec is None:
-        return spec_for(
+        return specs_for(
             loaded.model.shape, pages or default, page_size=16 if page_size is None else page_size
         )
     for option, value in (("--pages", pages), ("--page-size", page_size)):
         if value is not None:
             raise ArgumentError(f"{option} {value}: --spec or --library says that already; leave it out")
-    check_matches(spec, loaded.model.shape)
-    return spec
+    return specs_like(spec, loaded.model.shape)
 
 
 def check_fits(loaded: Loaded, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -109,12 +109,12 @@ def check_fits(loaded: Loaded, prompts: Sequence[Sequence[int]], max_new_tokens:
 
 
 class Session:
-    """Requests that start together, on pages just large enough for them."""
+    """Requests that start together, on pages just large enough for them; a library for each layer."""
 
     def __init__(
         self,
         loaded: Loaded,
-        library: CacheOps,
+        libraries: Sequence[CacheOps],
         prompts: Sequence[list[int]],
         *,
         max_new_tokens: int,
@@ -122,10 +122,10 @@ class Session:
         stop: Sequence[int] | None = None,
     ) -> None:
         check_fits(loaded, prompts, max_new_tokens)
-        page = library.spec.cache.page_size
+        page = libraries[0].spec.cache.page_size
         pages = sum(-(-(len(prompt) + max_new_tokens) // page) for prompt in prompts)
         self.engine = Engine(
-            loaded.model, library, num_pages=pages, max_batch=len(prompts), chunk=max(512, len(prompts))
+            loaded.model, libraries, num_pages=pages, max_batch=len(prompts), chunk=max(512, len(prompts))
         )
         self.stop = frozenset(loaded.stop if stop is None else stop)
         self.timing = Timing()

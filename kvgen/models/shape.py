@@ -1,4 +1,4 @@
-"""The shape of a model, read from its config.json, and the spec of a cache for it."""
+"""The shape of a model: what its config.json says about each layer's attention, and why some are refused."""
 
 from __future__ import annotations
 
@@ -7,158 +7,146 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import ArgumentError, Diagnostic, SpecError, UnsupportedError
-from kvgen.ir import Spec
-from kvgen.passes.validate import load_spec
-
-MODEL_TYPES = ("llama",)
-"""``model_type`` of the checkpoints whose attention a spec describes fully."""
+from kvgen.errors import ArgumentError, UnsupportedError
+from kvgen.models.families import FAMILIES, FEATURES, Family
 
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE kinds whose angles depend on the position alone. Others look at the longest request of the batch."""
 
-PAGES: dict[str, dict[str, Any]] = {
-    "f32": {"format": "f32"},
-    "bf16": {"format": "bf16"},
-    "int8": {"format": "int8", "group": {"tok": 1, "head": 1}},
-}
-"""Storage of K and V by the short name that commands take; int8 has a scale for each token and head."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Kinds of ``layer_types`` that are served."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The attention of a layer, as the fields of a spec. Layers of equal shapes share their kernels."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    """Elements of a row of K as it is cached: of a latent and its rotated part where ``latent``."""
+    v_head_dim: int
+    """Elements of a row of V as it is cached: of a latent where ``latent``."""
+    scale: float
+    window: int | None = None
+    """Earlier keys kept beside a query's own: one less than a config's ``sliding_window``."""
+    soft_cap: float | None = None
+    sink: bool = False
+    """Whether each head has a learned logit beside its keys."""
+    latent: bool = False
+    """MLA: one row for all heads, whose first ``v_head_dim`` elements are V as well."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """What the runtime needs to know of a model."""
 
-    layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    layers: tuple[LayerShape, ...]
     vocab_size: int
     max_positions: int
+
+    @property
+    def kinds(self) -> tuple[LayerShape, ...]:
+        """The different layers, in the order of their first use."""
+        return tuple(dict.fromkeys(self.layers))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint folder; ``ArgumentError`` where there is none."""
     path = folder / "config.json"
+    hint = f"give the folder of a checkpoint ({', '.join(FAMILIES)})"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArgumentError(f"{folder}: no config.json; give the folder of a Llama checkpoint") from None
+        raise ArgumentError(f"{folder}: no config.json; {hint}") from None
     except ValueError as error:
         raise ArgumentError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):
-        raise ArgumentError(f"{path}: not a JSON object; give the folder of a Llama checkpoint")
+        raise ArgumentError(f"{path}: not a JSON object; {hint}")
     return config
 
 
 def check_supported(config: dict[str, Any], folder: Path) -> None:
     """Raise ``UnsupportedError`` with the reason for a model that kvgen cannot serve."""
     for found in _obstacles(config):
-        raise UnsupportedError(f"{folder}: {found}; kvgen runs {', '.join(MODEL_TYPES)} checkpoints")
+        raise UnsupportedError(f"{folder}: {found}; kvgen runs {', '.join(FAMILIES)} checkpoints")
 
 
 def _obstacles(config: dict[str, Any]) -> list[str]:
     """Why a model cannot run, the most telling reason first."""
     given = {key: value for key, value in config.items() if value not in (None, False, 0, [], {})}
-    found = [
-        f"{key} = {json.dumps(given[key])}: {what} is not described by the spec"
-        for key, what in (
-            ("kv_lora_rank", "latent attention (MLA)"),
-            ("attn_logit_softcapping", "a soft cap of the scores"),
-        )
-        if key in given
-    ]
-    if "sliding_window" in given and config.get("use_sliding_window", True):
-        found.append(f"sliding_window = {given['sliding_window']}: windows of a model are not served yet")
-    if any(kind != "full_attention" for kind in given.get("layer_types", ())):
-        found.append(f"layer_types: {sorted(set(given['layer_types']))}, and only full_attention is served")
-    if config.get("model_type") not in MODEL_TYPES:
-        found.append(f"model_type = {json.dumps(config.get('model_type'))} is not supported")
+    family = FAMILIES.get(str(config.get("model_type")))
+    name = json.dumps(config.get("model_type"))
+    found = []
+    if family is None:
+        found.append(f"model_type = {name} is not supported")
+    if not config.get("use_sliding_window", True):
+        given.pop("sliding_window", None)
+    kinds = sorted({str(kind) for kind in given.get("layer_types", ())} - set(LAYER_TYPES))
+    if kinds:
+        found.append(f"layer_types: {', '.join(kinds)}, and only {' and '.join(LAYER_TYPES)} are served")
+    for key, what in FEATURES.items():
+        plain = key == "layer_types" and set(given.get(key, ())) == {"full_attention"}
+        if family and key in given and key not in family.features and not plain:
+            value = json.dumps(given[key])
+            found.append(f"{key} = {value}: {what}, which transformers' code for {name} does not have")
+    if "use_bidirectional_attention" in given:
+        found.append("use_bidirectional_attention: an engine computes prompts in chunks, which is causal")
     if "quantization_config" in given:
         found.append("quantization_config: weights must be plain f32, f16 or bf16")
-    rope = rope_kind(config)
-    if rope not in FIXED_ROPE:
-        found.append(f"RoPE of kind {rope}: its angles change with the length of the batch")
+    for rope in rope_kinds(config):
+        if rope not in FIXED_ROPE:
+            found.append(f"RoPE of kind {rope}: its angles change with the length of the batch")
     return found
 
 
-def rope_kind(config: dict[str, Any]) -> str:
-    """The name of the RoPE scaling, under any of the keys that transformers has used."""
+def rope_kinds(config: dict[str, Any]) -> list[str]:
+    """The names of the RoPE scalings, under any of the keys that transformers has used; one a layer type."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+    tables = [table for table in scaling.values() if isinstance(table, dict)] or [scaling]
+    return [str(table.get("rope_type") or table.get("type") or "default") for table in tables]
 
 
 def shape_of(config: dict[str, Any], folder: Path) -> ModelShape:
-    """The shape that config.json gives; ``ArgumentError`` names a field that is missing or no count."""
+    """The shape that config.json gives, with transformers' defaults for what it leaves out.
 
-    def count(*keys: str, default: int | None = None) -> int:
-        value = next((config[key] for key in keys if config.get(key) is not None), default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{folder}: config.json: {keys[0]} = {value!r}; give a positive integer")
-        return value
-
-    heads = count("num_attention_heads")
-    return ModelShape(
-        layers=count("num_hidden_layers"),
-        q_heads=heads,
-        kv_heads=count("num_key_value_heads", default=heads),
-        head_dim=count("head_dim", default=count("hidden_size") // heads),
-        vocab_size=count("vocab_size"),
-        max_positions=count("max_position_embeddings", default=2048),
-    )
-
-
-def check_pages(pages: str) -> None:
-    """Refuse what is no key of ``PAGES`` with an ``ArgumentError``, before any model is loaded for it."""
-    if pages not in PAGES:
-        raise ArgumentError(f"--pages {pages}: give one of {', '.join(PAGES)}")
-
-
-def spec_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16) -> Spec:
-    """The spec of a cache for a model that computes in f32.
-
-    ``pages`` is a key of ``PAGES``, and the spec's name. Raises ``SpecError`` for a shape that no kernel has.
+    ``ArgumentError`` names a field that is missing or no count. Give what ``check_supported`` passed.
     """
-    check_pages(pages)
-    return load_spec(
-        {
-            "name": pages,
-            "attention": {
-                "q_heads": shape.q_heads,
-                "kv_heads": shape.kv_heads,
-                "head_dim": shape.head_dim,
-                "q_dtype": "f32",
-            },
-            "cache": {
-                "page_size": page_size,
-                "layout": "page kv head tok d",
-                "k": PAGES[pages],
-                "v": PAGES[pages],
-            },
-        }
+    family = FAMILIES[config["model_type"]]
+    for key in ("num_attention_heads", "num_hidden_layers"):
+        _count(config.get(key), key, folder)  # transformers' default would be another model's
+    whole = family.config(config, folder)
+
+    def count(key: str) -> int:
+        return _count(getattr(whole, key, None), key, folder)
+
+    layers = tuple(_layer(family, whole, at, count) for at in range(count("num_hidden_layers")))
+    return ModelShape(layers, count("vocab_size"), count("max_position_embeddings"))
+
+
+def _layer(family: Family, config: Any, at: int, count: Any) -> LayerShape:
+    heads, has = count("num_attention_heads"), family.features.__contains__
+    window = config.sliding_window if has("sliding_window") else None
+    if has("layer_types") and config.layer_types[at] == "full_attention":
+        window = None
+    if has("kv_lora_rank"):
+        rank, rotated = count("kv_lora_rank"), count("qk_rope_head_dim")
+        scale = (count("qk_nope_head_dim") + rotated) ** -0.5 * family.rope_gain(config)
+        return LayerShape(heads, 1, rank + rotated, rank, scale, latent=True)
+    width = count("head_dim") if getattr(config, "head_dim", None) else count("hidden_size") // heads
+    return LayerShape(
+        q_heads=heads,
+        kv_heads=count("num_key_value_heads"),
+        head_dim=width,
+        v_head_dim=width,
+        scale=float(config.query_pre_attn_scalar if has("query_pre_attn_scalar") else width) ** -0.5,
+        window=None if window is None else window - 1,
+        soft_cap=config.attn_logit_softcapping if has("attn_logit_softcapping") else None,
+        sink=has("sinks"),
     )
 
 
-def check_matches(spec: Spec, shape: ModelShape) -> None:
-    """Raise ``SpecError`` with every field of ``spec`` that does not suit the model."""
-    want: dict[str, Any] = {
-        "q_heads": shape.q_heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "v_head_dim": shape.head_dim,
-        "causal": True,
-        "window": None,
-        "scale": shape.head_dim**-0.5,
-    }
-    wrong = [
-        Diagnostic(f"attention.{key}", getattr(spec.attention, key), f"the model has {value!r}")
-        for key, value in want.items()
-        if getattr(spec.attention, key) != value
-    ]
-    for side in ("k", "v"):
-        if spec.cache.quant(side).static_scale:
-            group = dict(spec.cache.quant(side).group)
-            reason = "its scales would have to be known before the text is"
-            wrong.append(Diagnostic(f"cache.{side}.group", group, reason, "use { tok = 1, head = 1 }"))
-    if wrong:
-        raise SpecError(wrong)
+def _count(value: Any, key: str, folder: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{folder}: config.json: {key} = {value!r}; give a positive integer")
+    return value

@@ -11,7 +11,8 @@ import pytest
 
 from kvgen.export.package import export
 from kvgen.models.extras import installed
-from kvgen.models.shape import read_config, shape_of, spec_for
+from kvgen.models.pages import specs_for
+from kvgen.models.shape import read_config, shape_of
 from kvgen.models.threads import using_threads
 from tests.support.checkpoints import SHAPES, make_checkpoint
 
@@ -93,7 +94,7 @@ def test_json(kvgen_json: Kvgen, tiny: Path) -> None:
 
 
 def test_kernels_of_an_export(kvgen: Kvgen, tiny: Path, tmp_path: Path) -> None:
-    spec = spec_for(shape_of(read_config(tiny), tiny), "f32", page_size=4)
+    spec = specs_for(shape_of(read_config(tiny), tiny), "f32", page_size=4)[0]
     export(spec, tmp_path / "out", targets=["cpu-portable"], name="kernels")
     for folder in (tmp_path / "out", tmp_path / "out" / "kernels"):
         done = kvgen("run", "-m", tiny, "Hello there", "-n", 12, "--library", folder)
@@ -221,7 +222,7 @@ def test_prompts_are_utf8_whatever_the_locale(kvgen_json: Kvgen, kvgen: Kvgen, t
 def test_folders_that_are_refused(kvgen: Kvgen, tmp_path: Path) -> None:
     done = kvgen("run", "-m", tmp_path, "--ids", "1")
     assert done.exit_code == 2 and "no config.json" in done.stderr
-    (tmp_path / "config.json").write_text('{"model_type": "mistral", "sliding_window": 4096}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "sliding_window": 4096}')
     done = kvgen("run", "-m", tmp_path, "--ids", "1")
     assert done.exit_code == 2 and "sliding_window = 4096" in done.stderr
     folder = make_checkpoint(tmp_path / "odd", num_attention_heads=4, num_key_value_heads=2, head_dim=12)

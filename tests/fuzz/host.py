@@ -17,6 +17,7 @@ from kvgen.errors import ToolchainError, brief
 from kvgen.ir import Spec
 from kvgen.passes.validate import load_spec
 from kvgen.runtime.engine import Engine
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.loader import load
 from kvgen.runtime.pool import OutOfPages, PagePool
 from kvgen.runtime.sampling import Greedy, Sampled
@@ -105,8 +106,7 @@ def pool(rng: Random, folder: Path) -> Call:
 
 def sequence(rng: Random, folder: Path) -> Call:
     """Calls of a sequence."""
-    lib = library("portable", SPEC)
-    store = PageStore(lib, lib.new_cache(6, layers=2).layers)
+    store = PageStore(new_layers(library("portable", SPEC), 6, layers=2))
     parent = PagedSequence(store)
     parent.reserve(6)
     found = parent.fork() if rng.random() < 0.5 else parent

@@ -9,8 +9,8 @@ from kvgen.errors import ArgumentError
 from kvgen.models.bench import bench_model, other_attention, same_fraction
 from kvgen.models.checkpoint import load_model
 from kvgen.models.extras import installed
+from kvgen.models.pages import specs_for
 from kvgen.models.session import Loaded
-from kvgen.models.shape import spec_for
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
 
@@ -24,7 +24,7 @@ def loaded(checkpoint) -> Loaded:
 
 
 def test_a_report_is_consistent(loaded: Loaded) -> None:
-    specs = [spec_for(loaded.model.shape, pages) for pages in ("f32", "int8")]
+    specs = [specs_for(loaded.model.shape, pages) for pages in ("f32", "int8")]
     told: list[tuple[int, int]] = []
     report = bench_model(
         loaded,

@@ -12,7 +12,7 @@ from kvgen.models.catalog import find_model
 from kvgen.models.checkpoint import load_model, load_tokenizer
 from kvgen.models.extras import installed
 from kvgen.models.kernels import built
-from kvgen.models.shape import spec_for
+from kvgen.models.pages import specs_for
 from kvgen.runtime.engine import Engine
 from tests.support.checkpoints import SHAPES, VOCABULARY, seeded
 
@@ -41,7 +41,7 @@ def eager(module, prompt: Sequence[int], new: int = NEW) -> list[int]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiny_models(checkpoint, shape: str) -> None:
     model = load_model(checkpoint(shape))
-    library = built(spec_for(model.shape, page_size=4))
+    library = built(specs_for(model.shape, page_size=4))
     with seeded(1):
         prompts = [torch.randint(VOCABULARY, (n,)).tolist() for n in (1, 2, 3, 8, 9, 17, 40, 65)]
     want = [eager(model.module, prompt) for prompt in prompts]
@@ -58,7 +58,7 @@ def test_tiny_models(checkpoint, shape: str) -> None:
 def test_smollm2() -> None:
     folder = find_model("smollm2")
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    library = built(spec_for(model.shape))
+    library = built(specs_for(model.shape))
     prompts = [tokenizer(text)["input_ids"] for text in SENTENCES]
     want = [eager(model.module, prompt) for prompt in prompts]
     engine = Engine(model, library, num_pages=64, max_batch=8)

@@ -14,8 +14,9 @@ from kvgen.models import quality
 from kvgen.models.bench import other_attention
 from kvgen.models.checkpoint import load_model
 from kvgen.models.extras import installed
+from kvgen.models.pages import PAGES, specs_for
 from kvgen.models.quality import default_text, measure
-from kvgen.models.shape import PAGES, ModelShape, spec_for
+from kvgen.models.shape import LayerShape, ModelShape
 from tests.support.checkpoints import VOCABULARY, seeded
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
@@ -33,7 +34,7 @@ def tokens() -> list[int]:
 
 
 def test_fewer_bits_cost_more(model, tokens) -> None:
-    specs = [spec_for(model.shape, pages) for pages in PAGES]
+    specs = [specs_for(model.shape, pages) for pages in PAGES]
     report = measure(model, tokens, specs[0], specs, window=40, name="tiny")
     same, bf16, int8 = report.rows
     assert (same.kl_nats, same.kl_largest, same.top1_agreement) == (0, 0, 1)
@@ -46,7 +47,7 @@ def test_fewer_bits_cost_more(model, tokens) -> None:
 
 
 def test_the_perplexity_is_that_of_transformers(model, tokens) -> None:
-    report = measure(model, tokens[:41], spec_for(model.shape), [], window=40)
+    report = measure(model, tokens[:41], specs_for(model.shape), [], window=40)
     assert report.tokens == 40, "a last window of one token predicts nothing"
     with other_attention(model.module, "eager") as module, torch.inference_mode():
         logits = module(torch.tensor([tokens[:40]])).logits[0, :-1]
@@ -76,7 +77,7 @@ def test_int8_costs_what_rounding_k_and_v_costs(model, tokens) -> None:
             with other_attention(model.module, kind) as module:
                 logits.append(module(torch.tensor([tokens])).logits[0])
         quality._compare(*logits, sums)
-    report = measure(model, tokens, spec_for(model.shape), [spec_for(model.shape, "int8")])
+    report = measure(model, tokens, specs_for(model.shape), [specs_for(model.shape, "int8")])
     assert report.rows[0].kl_nats == pytest.approx(sums.kl / len(tokens), rel=0.2)
 
 
@@ -88,16 +89,16 @@ def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> 
     class Known:
         bytes_per_token = 0
 
-        def __init__(self, model, spec, window):
-            self.spec = spec
+        def __init__(self, model, specs, window):
+            self.name = specs[0].name
 
         def logits(self, tokens):
-            return logits[self.spec.name]
+            return logits[self.name]
 
     monkeypatch.setattr(quality, "_Runner", Known)
     monkeypatch.setattr(quality, "ROWS", 3)
-    shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=16, vocab_size=3, max_positions=8)
-    specs = [spec_for(shape, pages) for pages in ("f32", "bf16")]
+    shape = ModelShape((LayerShape(1, 1, 16, 16, 0.25),), vocab_size=3, max_positions=8)
+    specs = [specs_for(shape, pages) for pages in ("f32", "bf16")]
     report = measure(SimpleNamespace(max_positions=8), [0, 0, 1, 2], specs[0], specs[1:], window=4)
     (row,) = report.rows
     assert row.kl_nats == pytest.approx(3 / 4 * kl)
@@ -110,16 +111,16 @@ def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("window", [1, 257])
 def test_windows_that_cannot_be(model, tokens, window: int) -> None:
     with pytest.raises(ArgumentError, match="2 to 256"):
-        measure(model, tokens, spec_for(model.shape), [], window=window)
+        measure(model, tokens, specs_for(model.shape), [], window=window)
 
 
 def test_the_window_of_a_short_model(model, tokens) -> None:
-    assert measure(model, tokens[:3], spec_for(model.shape), []).window == 256
+    assert measure(model, tokens[:3], specs_for(model.shape), []).window == 256
 
 
 def test_a_text_of_one_token(model) -> None:
     with pytest.raises(ArgumentError, match="at least 2"):
-        measure(model, [1], spec_for(model.shape), [])
+        measure(model, [1], specs_for(model.shape), [])
 
 
 def test_there_is_a_text_with_every_python() -> None:

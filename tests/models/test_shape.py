@@ -1,26 +1,22 @@
-"""What a config says: the shape, the spec of its cache, and why some models are refused."""
+"""What a config says: the shape of each layer, and why some models are refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvgen.errors import ArgumentError, SpecError, UnsupportedError
-from kvgen.models.shape import (
-    PAGES,
-    ModelShape,
-    check_matches,
-    check_supported,
-    read_config,
-    shape_of,
-    spec_for,
-)
-from kvgen.passes.validate import load_spec
+from kvgen.errors import ArgumentError, UnsupportedError
+from kvgen.models.extras import installed
+from kvgen.models.families import FAMILIES
+from kvgen.models.shape import LayerShape, ModelShape, check_supported, read_config, shape_of
+
+pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
 
 HERE = Path("models/llama")
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "num_hidden_layers": 2,
     "hidden_size": 64,
@@ -30,15 +26,71 @@ LLAMA = {
     "max_position_embeddings": 128,
 }
 
-SHAPE = ModelShape(layers=2, q_heads=4, kv_heads=2, head_dim=16, vocab_size=97, max_positions=128)
+FULL = LayerShape(q_heads=4, kv_heads=2, head_dim=16, v_head_dim=16, scale=0.25)
+
+
+def of(model_type: str, **changes: Any) -> dict[str, Any]:
+    return LLAMA | {"model_type": model_type, "head_dim": 16} | changes
+
+
+def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What differs from ``FULL`` in each layer."""
+    check_supported(config, HERE)
+    return [
+        {key: value for key, value in vars(layer).items() if value != getattr(FULL, key)}
+        for layer in shape_of(config, HERE).layers
+    ]
 
 
 def test_the_shape_of_a_config() -> None:
-    check_supported(LLAMA, HERE)
-    assert shape_of(LLAMA, HERE) == SHAPE
-    assert shape_of(LLAMA | {"head_dim": 24}, HERE).head_dim == 24
+    assert shape_of(LLAMA, HERE) == ModelShape((FULL, FULL), vocab_size=97, max_positions=128)
+    assert shape_of(LLAMA, HERE).kinds == (FULL,)
+    assert shape_of(LLAMA | {"head_dim": 24}, HERE).layers[0].head_dim == 24
     # Old checkpoints have null, or no entry, where every query head has its own K and V.
-    assert shape_of(LLAMA | {"num_key_value_heads": None, "head_dim": None}, HERE).kv_heads == 4
+    assert shape_of(LLAMA | {"num_key_value_heads": None, "head_dim": None}, HERE).layers[0].kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        (of("mistral", sliding_window=8), [{"window": 7}, {"window": 7}]),
+        (of("mistral", sliding_window=None), [{}, {}]),
+        (of("mistral"), [{"window": 4095}] * 2),  # transformers' default
+        (of("qwen3", sliding_window=8, use_sliding_window=False), [{}, {}]),
+        (
+            of("qwen3", sliding_window=8, use_sliding_window=True, max_window_layers=1),
+            [{}, {"window": 7}],
+        ),
+        (
+            of("gemma2", sliding_window=8, query_pre_attn_scalar=64),
+            [{"window": 7, "soft_cap": 50.0, "scale": 0.125}, {"soft_cap": 50.0, "scale": 0.125}],
+        ),
+        (of("gemma2", attn_logit_softcapping=None, query_pre_attn_scalar=16), [{"window": 4095}, {}]),
+        (
+            of("gemma3_text", sliding_window=8, sliding_window_pattern=2, query_pre_attn_scalar=16),
+            [{"window": 7}, {}],
+        ),
+        (of("gpt_oss", sliding_window=8), [{"window": 7, "sink": True}, {"sink": True}]),
+        (
+            of("deepseek_v2", kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, head_dim=None),
+            [{"kv_heads": 1, "head_dim": 48, "v_head_dim": 32, "scale": 0.125, "latent": True}] * 2,
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_the_layers_of_a_family(config: dict[str, Any], want: list[dict[str, Any]]) -> None:
+    assert layers(config) == want
+
+
+def test_the_scale_of_latent_attention_is_that_of_transformers_own_code() -> None:
+    rope = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
+    config = of(
+        "deepseek_v3", kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, rope_parameters=rope
+    )
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
+    own = DeepseekV3Attention(FAMILIES["deepseek_v3"].config(config, HERE), 0)
+    assert shape_of(config, HERE).layers[0].scale == pytest.approx(own.scaling) != 0.125
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "4", 2.5, None])
@@ -47,24 +99,40 @@ def test_fields_that_are_no_count(value: object) -> None:
         shape_of(LLAMA | {"num_attention_heads": value}, HERE)
 
 
+@pytest.mark.parametrize("change", [{"hidden_size": "wide"}, {"vocab_size": 0}, {"head_dim": -3}], ids=str)
+def test_fields_that_transformers_refuses_or_would_trip_over(change: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=rf"config\.json.*{next(iter(change))}"):
+        shape_of(LLAMA | change, HERE)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window = 4096"),
-        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "soft cap"),
-        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
+        ({"sliding_window": 4096}, "sliding_window = 4096: a sliding window, which transformers' code"),
+        ({"attn_logit_softcapping": 50.0}, "soft cap"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, 'code for "gemma3_text" does not'),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "qwen2_moe"}, 'model_type = "qwen2_moe" is not supported'),
         ({"model_type": None}, "model_type = null"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"]}, "layer_types: chunked_attention"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE of kind dynamic"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "RoPE of kind longrope"),
+        (
+            {
+                "model_type": "gemma3_text",
+                "rope_parameters": {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {}},
+            },
+            "RoPE of kind dynamic",
+        ),
     ],
 )
 def test_models_that_are_refused(change: dict[str, object], match: str) -> None:
     with pytest.raises(UnsupportedError, match=match) as caught:
         check_supported(LLAMA | change, HERE)
-    assert str(HERE) in str(caught.value) and "kvgen runs llama" in str(caught.value)
+    assert str(HERE) in str(caught.value) and "kvgen runs llama, mistral" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -89,41 +157,3 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path, text: str | None, match:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ArgumentError, match=match):
         read_config(tmp_path)
-
-
-@pytest.mark.parametrize("pages", PAGES)
-def test_the_spec_of_a_model(pages: str) -> None:
-    spec = spec_for(SHAPE, pages, page_size=8)
-    assert (spec.attention.q_heads, spec.attention.kv_heads, spec.attention.head_dim) == (4, 2, 16)
-    assert (spec.cache.page_size, spec.cache.k.format, spec.cache.v.format) == (8, pages, pages)
-    check_matches(spec, SHAPE)
-    if pages == "int8":
-        assert spec.cache.k.scale_dims == ("head", "tok")
-
-
-def test_pages_that_do_not_exist() -> None:
-    with pytest.raises(ArgumentError, match="f32, bf16, int8"):
-        spec_for(SHAPE, "int4")
-
-
-def test_heads_that_no_kernel_has() -> None:
-    with pytest.raises(SpecError, match=r"attention\.head_dim = 12"):
-        spec_for(shape_of(LLAMA | {"head_dim": 12}, HERE))
-
-
-def test_every_mismatch_of_a_spec_is_named() -> None:
-    table = {"q_heads": 8, "kv_heads": 2, "head_dim": 16, "window": 5}
-    cache = {"page_size": 8, "layout": "page kv head tok d", "k": {"format": "bf16"}, "v": {"format": "bf16"}}
-    with pytest.raises(SpecError) as caught:
-        check_matches(load_spec({"attention": table, "cache": cache}), SHAPE)
-    assert [found.path for found in caught.value.diagnostics] == ["attention.q_heads", "attention.window"]
-    assert "the model has 4" in str(caught.value)
-
-
-def test_scales_that_nobody_can_give() -> None:
-    table = {"q_heads": 4, "kv_heads": 2, "head_dim": 16}
-    int8 = {"format": "int8", "group": {"head": 1}}
-    cache = {"page_size": 8, "layout": "page kv head tok d", "k": int8, "v": {"format": "bf16"}}
-    with pytest.raises(SpecError, match=r"cache\.k\.group = .*known before") as caught:
-        check_matches(load_spec({"attention": table, "cache": cache}), SHAPE)
-    assert len(caught.value.diagnostics) == 1

@@ -9,6 +9,7 @@ import torch
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.attend import attend
+from kvgen.runtime.layers import Layer, new_layers
 from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import DECODE_ROWS, Rows, Step, build_step
 from tests.support.engines import engine_params, library
@@ -23,8 +24,8 @@ HALF = make_spec("f32", "f32", page_size=4, kv_heads=2, group=2, head_dim=16, q_
 
 
 def new_store(lib: Any, pages: int = 64) -> PageStore:
-    store = PageStore(lib, lib.new_cache(pages).layers)
-    poison(store.caches)
+    store = PageStore(new_layers(lib, pages, layers=1))
+    poison(store.layers)
     return store
 
 
@@ -32,9 +33,10 @@ class Batch:
     """Requests of ``shape`` = (keys before the step, rows in the step), their pages interleaved."""
 
     def __init__(self, lib: Any, *shape: tuple[int, int], pages: int = 64) -> None:
-        att, self.lib, self.shape = lib.spec.attention, lib, shape
+        att, self.shape = lib.spec.attention, shape
         g = torch.Generator().manual_seed(len(shape))
         self.store = new_store(lib, pages)
+        self.layer = self.store.layers[0]
         self.sequences = [PagedSequence(self.store) for _ in shape]
         self.kv = [torch.randn(2, sum(s), att.kv_heads, att.head_dim, generator=g) for s in shape]
         self.q = [torch.randn(n, att.q_heads, att.head_dim, generator=g) for _, n in shape]
@@ -43,7 +45,7 @@ class Batch:
                 if count := min(3, old - at) if at < old else 0:
                     sequence.reserve(count)
                     slots = build_step([Rows(sequence, [0] * count, False)]).slots_T
-                    lib.append(self.store.caches[0], *kv[:, at : at + count], slots)
+                    lib.append(self.layer.cache, *kv[:, at : at + count], slots)
 
     def step(self) -> Step:
         for sequence, (_, rows) in zip(self.sequences, self.shape, strict=True):
@@ -54,11 +56,11 @@ class Batch:
 
     def attend(self, step: Step, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
         kv = torch.cat([kv[:, old:] for kv, (old, _) in zip(self.kv, self.shape, strict=True)], 1)
-        return attend(self.lib, self.store.caches[0], torch.cat(self.q).to(dtype), *kv, step, **options)
+        return attend(self.layer, torch.cat(self.q).to(dtype), *kv, step, **options)
 
     def exact(self) -> torch.Tensor:
         both = zip(self.q, self.kv, strict=True)
-        return torch.cat([exact_attention(self.lib.spec, q, *kv) for q, kv in both])
+        return torch.cat([exact_attention(self.layer.library.spec, q, *kv) for q, kv in both])
 
 
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
@@ -98,13 +100,14 @@ def test_decode_takes_starts_only_where_a_request_has_several_rows(
     name: str, without: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, starts = Batch(library("portable", SPEC), *SHAPES[name]), []
-    decode = batch.lib.decode
+    lib = batch.layer.library
+    decode = lib.decode
 
     def spy(*args: Any, **options: Any) -> Any:
         starts.append(args[4])
         return decode(*args, **options)
 
-    monkeypatch.setattr(batch.lib, "decode", spy)
+    monkeypatch.setattr(lib, "decode", spy)
     batch.attend(batch.step())
     assert [given is None for given in starts] == without
 
@@ -134,7 +137,7 @@ def test_a_scale_replaces_the_specs() -> None:
 
 def test_foreign_caches_are_refused() -> None:
     batch = Batch(library("portable", SPEC), *SHAPES["decode"])
-    batch.lib = library("portable", WINDOWED)
+    batch.layer = Layer(library("portable", WINDOWED), batch.layer.cache)
     with pytest.raises(ArgumentError, match="use the library that made it"):
         batch.attend(batch.step())
 

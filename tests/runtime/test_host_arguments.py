@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.pool import OutOfPages, PagePool
 from kvgen.runtime.sampling import Sampled
 from kvgen.runtime.sequence import PagedSequence, PageStore
@@ -68,8 +69,7 @@ def test_numbers_of_any_size() -> None:
 
 @each
 def test_sequence(value: Any) -> None:
-    lib = library("portable", SPEC)
-    sequence = PagedSequence(PageStore(lib, lib.new_cache(6, layers=2).layers))
+    sequence = PagedSequence(PageStore(new_layers(library("portable", SPEC), 6, layers=2)))
     sequence.reserve(6)
     for method in (sequence.reserve, sequence.truncate, sequence.pages_needed):
         with pytest.raises(ArgumentError):

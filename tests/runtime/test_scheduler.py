@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.request import Request
 from kvgen.runtime.sampling import Greedy
 from kvgen.runtime.scheduler import Plan, Scheduler
@@ -19,8 +20,7 @@ class Queue:
     """A scheduler over ``pages`` pages of 4 tokens, and a model whose every token is 0."""
 
     def __init__(self, pages: int, *requests: tuple[int, int], max_batch: int = 8, chunk: int = 16) -> None:
-        lib = library("portable", SPEC)
-        self.store = PageStore(lib, lib.new_cache(pages).layers)
+        self.store = PageStore(new_layers(library("portable", SPEC), pages, layers=1))
         self.scheduler = Scheduler(self.store, max_batch=max_batch, chunk=chunk, max_positions=1000)
         self.count = 0
         for prompt, new in requests:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.layers import new_layers
 from kvgen.runtime.pool import OutOfPages
 from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import Rows, build_step
@@ -26,9 +27,8 @@ LAYERS = 2
 
 def new_store(pages: int = 10) -> PageStore:
     """A store of NaN, so that a token read from a page that nobody wrote shows."""
-    lib = library("portable", SPEC)
-    store = PageStore(lib, lib.new_cache(pages, layers=LAYERS).layers)
-    poison(store.caches)
+    store = PageStore(new_layers(library("portable", SPEC), pages, layers=LAYERS))
+    poison(store.layers)
     return store
 
 
@@ -43,18 +43,18 @@ def keys(tokens: list[int], layer: int) -> torch.Tensor:
 def extend(sequence: PagedSequence, tokens: list[int]) -> None:
     sequence.reserve(len(tokens))
     slots = build_step([Rows(sequence, tokens, False)]).slots_T
-    for layer, cache in enumerate(sequence.store.caches):
-        k = keys(tokens, layer).contiguous()
-        sequence.store.library.append(cache, k, -k, slots)
+    for at, layer in enumerate(sequence.store.layers):
+        k = keys(tokens, at).contiguous()
+        layer.library.append(layer.cache, k, -k, slots)
 
 
 def holds(sequence: PagedSequence, tokens: list[int]) -> None:
     assert sequence.length == len(tokens)
     assert sequence.num_pages == sequence.store.pages(len(tokens))
     table, lens = torch.tensor(sequence.table)[None], torch.tensor([len(tokens)], dtype=torch.int32)
-    for layer, cache in enumerate(sequence.store.caches):
-        k, v = sequence.store.library.gather(cache, table, lens)
-        assert torch.equal(k, keys(tokens, layer)) and torch.equal(v, -k)
+    for at, layer in enumerate(sequence.store.layers):
+        k, v = layer.library.gather(layer.cache, table, lens)
+        assert torch.equal(k, keys(tokens, at)) and torch.equal(v, -k)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])

@@ -34,7 +34,7 @@ class Stress(RuleBasedStateMachine):
         lib = library("portable", SPEC)
         chunk = max_batch + extra
         self.engine = Engine(TinyModel(), lib, num_pages=pages, max_batch=max_batch, chunk=chunk)
-        poison(self.engine.caches)
+        poison(self.engine.layers)
         self.rest: dict[int, list[int]] = {}
 
     @rule(at=st.integers(0, len(PROMPTS) - 1), count=st.integers(1, MOST))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from kvgen.runtime.cache import Cache
 from kvgen.runtime.engine import Engine
+from kvgen.runtime.layers import Layer
 from kvgen.runtime.request import Event
 from tests.support.engines import library
 from tests.support.tiny_model import SPEC, TinyModel, prompts
@@ -22,7 +22,7 @@ def new_engine(
 ) -> Engine:
     """An engine whose pages are full of NaN."""
     engine = Engine(model or TinyModel(spec), library("portable", spec), num_pages=num_pages, **options)
-    poison(engine.caches)
+    poison(engine.layers)
     return engine
 
 
@@ -44,10 +44,10 @@ def tokens(events: Sequence[Event], request: int) -> list[int]:
     return [event.token for event in events if event.kind == "token" and event.request == request]
 
 
-def poison(caches: Sequence[Cache]) -> None:
+def poison(layers: Sequence[Layer]) -> None:
     """Make every byte of every page 0xFF, which is NaN in all float formats."""
-    for cache in caches:
-        for pool in cache.pools.values():
+    for layer in layers:
+        for pool in layer.cache.pools.values():
             pool.fill_(255)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from kvgen.ir import Spec
 from kvgen.runtime.attend import attend
-from kvgen.runtime.cache import Cache
+from kvgen.runtime.layers import Layer
 from kvgen.runtime.step import Step
 from tests.support.specs import make_spec
 
@@ -47,14 +47,14 @@ class TinyModel:
         self.steps: list[Step] = []
         """The steps that ``forward`` was given."""
 
-    def forward(self, step: Step, library: Any, caches: Sequence[Cache]) -> torch.Tensor:
+    def forward(self, step: Step, layers: Sequence[Layer]) -> torch.Tensor:
         self.steps.append(step)
         att, rows = self.spec.attention, len(step.tokens_T)
         x = self.embed[step.tokens_T] + self.place[step.positions_T]
-        for (q, k, v, o), cache in zip(self.layers, caches, strict=True):
+        for (q, k, v, o), layer in zip(self.layers, layers, strict=True):
             y = _norm(x)
             heads = [(y @ w.T).view(rows, n, att.head_dim) for w, n in _heads(att, q, k, v)]
-            x = x + attend(library, cache, *heads, step).reshape(rows, -1) @ o.T
+            x = x + attend(layer, *heads, step).reshape(rows, -1) @ o.T
         return _norm(x[step.last_rows_S]) @ self.head.T
 
     def exact_logits(self, tokens: Sequence[int]) -> torch.Tensor:
