@@ -279,7 +279,7 @@ def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) ->
     unknown = [key for key in scales if not isinstance(key, str) or key not in spec.cache.fields]
     if unknown:
         raise ArgumentError(
-            f"scales[{brief(unknown[0])}]: this cache takes scales for {' and '.join(map(repr, spec.cache.fields))}"
+            f"scales[{brief(unknown[0])}]: give scales for {' and '.join(map(repr, spec.cache.fields))}"
         )
     found = {}
     for side in spec.cache.fields:

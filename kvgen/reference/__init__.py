@@ -6,8 +6,8 @@ values that are *stored*; quantisation error is a different question with a diff
 Imports neither torch nor triton. Arrays are numpy; bf16 travels as ``uint16`` (numpy has no bf16).
 """
 
-from kvgen.reference.attend import attend, merge
-from kvgen.reference.cache import append, copy, decode, gather, prefill
+from kvgen.reference.attend import add_sink, attend, merge
+from kvgen.reference.cache import append, copy, decode, gather, keys_to_attend, prefill
 from kvgen.reference.codec import (
     bf16_to_f32,
     decode_values,
@@ -20,8 +20,12 @@ from kvgen.reference.codec import (
 )
 from kvgen.reference.layout import new_pools, pack, unpack, view
 from kvgen.reference.quantised import weights_bound
+from kvgen.reference.rope import rope_table, rotate
+from kvgen.reference.terms import Terms
 
 __all__ = [
+    "Terms",
+    "add_sink",
     "append",
     "attend",
     "bf16_to_f32",
@@ -33,10 +37,13 @@ __all__ = [
     "f32_to_bf16",
     "gather",
     "int8_rows",
+    "keys_to_attend",
     "merge",
     "new_pools",
     "pack",
     "prefill",
+    "rope_table",
+    "rotate",
     "store_float",
     "unpack",
     "view",

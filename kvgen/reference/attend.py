@@ -7,13 +7,15 @@ a legal logit. States form a commutative monoid under ``merge`` whose unit is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from kvgen.errors import ArgumentError
 from kvgen.reference.codec import Array, widen
+from kvgen.reference.terms import Terms
 
 LN2 = float(np.log(2.0))
 
@@ -44,6 +46,8 @@ def attend(
     causal: bool = True,
     window: int | None = None,
     kv_first: Sequence[int] | Array | None = None,
+    terms: Terms | None = None,
+    finalize: bool = True,
 ) -> tuple[Array, Array]:
     """Attention of each request's queries over its own keys.
 
@@ -52,6 +56,8 @@ def attend(
     requests; ``kv_first`` [B] drops keys. Returns out f64 [total_q, q_heads, v_d] and lse f64
     [total_q, q_heads], base 2. A query that sees no key gives (0, -inf). A key that a query does
     not see contributes nothing to it, whatever it holds; one that it does see poisons it with its NaN.
+    ``terms``, the masks, scores and sink of a spec, stand in for ``causal`` and ``window``; the sink is left
+    out where not ``finalize``.
     Raises ``ArgumentError`` for shapes that do not match.
     """
     q = widen(q_THD)
@@ -66,14 +72,37 @@ def attend(
     lse = np.full(q.shape[:2], -np.inf)
     for b, (k, v) in enumerate(zip(k_list, v_list, strict=True)):
         rows = slice(starts[b], starts[b + 1])
-        first = 0 if kv_first is None else int(kv_first[b])
-        mask = visible(starts[b + 1] - starts[b], len(k), causal=causal, window=window, kv_first=first)
-        out[rows], lse[rows] = _one(q[rows], widen(k), widen(v), mask, scale)
+        first, q_len = 0 if kv_first is None else int(kv_first[b]), starts[b + 1] - starts[b]
+        if terms is None:
+            mask = visible(q_len, len(k), causal=causal, window=window, kv_first=first)[None]
+            score = None
+        else:
+            mask = terms.visible(b, starts[b], q_len, len(k)) & (np.arange(len(k)) >= first)
+            score = partial(terms.scored, batch=b, first_row=starts[b])
+        out[rows], lse[rows] = _one(q[rows], widen(k), widen(v), mask, scale, score)
+    if terms is not None and terms.sink is not None and finalize:
+        out, lse = add_sink(out, lse, terms.sink)
     return out, lse
 
 
-def _one(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Array]:
-    """One request: q [q, q_heads, d], k [kv, kv_heads, d], v [kv, kv_heads, v_d], mask [q, kv]."""
+def add_sink(out_THD: Array, lse_TH: Array, sink_H: Array) -> tuple[Array, Array]:
+    """A state with one more logit for each head, in natural units, that has no value; once, at the end."""
+    total = np.logaddexp2(lse_TH, sink_H / LN2)
+    with np.errstate(invalid="ignore"):
+        share = np.where(lse_TH == -np.inf, 0.0, np.exp2(lse_TH - total))
+    return out_THD * share[..., None], total
+
+
+def _one(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    scale: float,
+    score: Callable[[Array], Array] | None = None,
+) -> tuple[Array, Array]:
+    """One request: q [q, q_heads, d], k [kv, kv_heads, d], v [kv, kv_heads, v_d], mask [q_heads or 1, q, kv],
+    ``score``: what is done to scores [q_heads, q, kv]."""
     (q_len, q_heads, _), (kv_len, kv_heads, v_dim) = q.shape, v.shape
     if q_heads % kv_heads or k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
         raise ArgumentError(f"q {q.shape}, k {k.shape}, v {v.shape}: heads, lengths or head_dim do not match")
@@ -83,6 +112,9 @@ def _one(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array
     q_hgqd = q.reshape(q_len, kv_heads, group, -1).transpose(1, 2, 0, 3)
     with np.errstate(all="ignore"):  # NaN and inf may sit in keys that are masked just below
         scores = scale * (q_hgqd @ k.transpose(1, 2, 0)[:, None])  # [kv_heads, group, q, kv]
+        if score is not None:
+            scores = score(scores.reshape(q_heads, q_len, kv_len)).reshape(scores.shape)
+        mask = np.broadcast_to(mask, (q_heads, q_len, kv_len)).reshape(scores.shape)
         scores = np.where(mask, scores, -np.inf)
         top = scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores - np.where(top == -np.inf, 0.0, top))
@@ -93,7 +125,7 @@ def _one(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array
         for j in np.flatnonzero(rough.any(axis=(1, 2))):
             wild = np.where(rough[j], v[j], 0.0)[:, None, None, :]
             joined = np.where(rough[j][:, None, None, :], weights[..., j, None] * wild, 0.0)
-            acc += np.where(mask[:, j, None], joined, 0.0)
+            acc += np.where(mask[..., j, None], joined, 0.0)
         out = np.where(total[..., None] == 0.0, 0.0, acc / total[..., None])
         lse = np.where(total == 0.0, -np.inf, (top[..., 0] + np.log(total)) / LN2)
     return out.transpose(2, 0, 1, 3).reshape(q_len, q_heads, v_dim), lse.transpose(2, 0, 1).reshape(
@@ -101,12 +133,12 @@ def _one(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array
     )
 
 
-def merge(outs_NTHD: Array, lses_NTH: Array) -> tuple[Array, Array]:
+def merge(outs_NTHD: Array, lses_NTH: Array, sink_H: Array | None = None) -> tuple[Array, Array]:
     """N partial states of the same queries -> one state: f64 out [T, H, D] and lse [T, H], base 2.
 
     An empty state (lse = -inf) adds nothing, whatever its out holds; merging one state with empty
-    ones returns it unchanged; none, or only empty ones, give (0, -inf). Raises ``ArgumentError``
-    where the shapes do not belong together.
+    ones returns it unchanged; none, or only empty ones, give (0, -inf). ``sink_H`` joins at the end, in
+    natural units. Raises ``ArgumentError`` where the shapes do not belong together.
     """
     if outs_NTHD.ndim != 4 or lses_NTH.shape != outs_NTHD.shape[:3]:
         raise ArgumentError(
@@ -114,7 +146,8 @@ def merge(outs_NTHD: Array, lses_NTH: Array) -> tuple[Array, Array]:
         )
     outs, lses = widen(outs_NTHD), widen(lses_NTH)
     if len(outs) == 0:
-        return np.zeros(outs.shape[1:]), np.full(lses.shape[1:], -np.inf)
+        empty = np.zeros(outs.shape[1:]), np.full(lses.shape[1:], -np.inf)
+        return empty if sink_H is None else add_sink(*empty, np.asarray(sink_H, np.float64))
     with np.errstate(all="ignore"):
         top = lses.max(axis=0)
         weights = np.exp2(lses - np.where(top == -np.inf, 0.0, top))
@@ -122,4 +155,4 @@ def merge(outs_NTHD: Array, lses_NTH: Array) -> tuple[Array, Array]:
         parts = np.where(lses[..., None] == -np.inf, 0.0, weights[..., None] * outs)
         out = np.where(total[..., None] == 0.0, 0.0, parts.sum(axis=0) / total[..., None])
         lse = np.where(total == 0.0, -np.inf, top + np.log2(total))
-    return out, lse
+    return (out, lse) if sink_H is None else add_sink(out, lse, np.asarray(sink_H, np.float64))

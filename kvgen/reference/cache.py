@@ -25,9 +25,12 @@ from kvgen.reference.codec import (
     widen,
 )
 from kvgen.reference.layout import Pools, join, view
+from kvgen.reference.rope import rotate
+from kvgen.reference.terms import Terms
 
 Ints = Sequence[int] | Array
 Scales = Mapping[str, Array] | None
+Params = Mapping[str, Array] | None
 
 
 def append(
@@ -36,16 +39,20 @@ def append(
     pools: Pools,
     num_pages: int,
     k_THD: Array,
-    v_THD: Array,
+    v_THD: Array | None,
     slots_T: Ints,
     *,
     scales: Scales = None,
+    positions_T: Ints | None = None,
+    params: Params = None,
 ) -> None:
     """Store tokens in place: k [T, kv_heads, head_dim], v [T, kv_heads, v_head_dim] at slots int64 [T].
 
     Slot s is token ``s % page_size`` of page ``s // page_size``; -1 is skipped. Inputs are f32, f16, or
-    uint16 holding bf16. Writes the bytes of those slots and of their scales, no other. Raises
-    ``ArgumentError`` for a slot outside the pool, a slot twice, or a missing static scale.
+    uint16 holding bf16. Where the spec rotates K at append, each row is turned by its position's row of
+    ``params["rope_table"]``; where V is a part of K, ``v_THD`` is None. Writes the bytes of those slots and
+    of their scales, no other. Raises ``ArgumentError`` for a slot outside the pool, a slot twice, or a
+    missing static scale.
     """
     slots = np.asarray(slots_T, dtype=np.int64)
     att, size = spec.attention, spec.cache.page_size
@@ -55,11 +62,18 @@ def append(
     if len(np.unique(slots[live])) != live.sum():
         raise ArgumentError("the same slot twice in one append")
     page, tok = np.divmod(slots[live], size)
-    for field, rows, width in (("k", k_THD, att.head_dim), ("v", v_THD, att.v_head_dim)):
-        if rows.shape != (len(slots), att.kv_heads, width):
-            raise ArgumentError(f"{field} {rows.shape}: expected {(len(slots), att.kv_heads, width)}")
+    given = {"k": (k_THD, att.head_dim), "v": (v_THD, att.v_head_dim)}
+    for field in spec.cache.fields:
+        rows, width = given[field]
+        if rows is None or rows.shape != (len(slots), att.kv_heads, width):
+            shape = None if rows is None else rows.shape
+            raise ArgumentError(f"{field} {shape}: expected {(len(slots), att.kv_heads, width)}")
         quant = spec.cache.quant(field)
         x = widen(rows[live]).astype(np.float32)
+        if field == "k" and att.rope and att.rope.stored == "post":
+            if positions_T is None:
+                raise ArgumentError("positions_T is missing: this spec rotates K at append")
+            x = rotate(x, param_of(params, "rope_table")[np.asarray(positions_T)[live]], att.rope)
         if not quant.fmt.scaled:
             codes = store_float(x, quant.fmt.storage)
         elif quant.static_scale:
@@ -115,11 +129,23 @@ def gather(
             )
         if ((pages < 0) | (pages >= num_pages)).any():
             raise ArgumentError(f"request {b}: page ids {pages.tolist()} must lie in 0 to {num_pages - 1}")
-        for field, rows in found.items():
+        for field in spec.cache.fields:
+            rows = found[field]
             values = _values(spec, record, pools, num_pages, field, pages, scales)  # [page, head, tok, d]
             heads, width = values.shape[1], values.shape[3]
             rows.append(values.transpose(0, 2, 1, 3).reshape(need * size, heads, width)[:length])
+    if spec.cache.alias:
+        return found["k"], [rows[..., : spec.attention.v_head_dim] for rows in found["k"]]
     return found["k"], found["v"]
+
+
+def keys_to_attend(spec: Spec, keys: list[Array], params: Params) -> list[Array]:
+    """What queries meet: the stored keys, turned by their positions where the spec stores them unrotated."""
+    rope = spec.attention.rope
+    if rope is None or rope.stored != "pre":
+        return keys
+    table = param_of(params, "rope_table")
+    return [rotate(k, table[: len(k)], rope) for k in keys]
 
 
 def prefill(
@@ -135,12 +161,15 @@ def prefill(
     scales: Scales = None,
     kv_first: Ints | None = None,
     scale: float | None = None,
+    params: Params = None,
+    finalize: bool = True,
 ) -> tuple[Array, Array]:
     """Attention of ragged queries over a paged cache: f64 out and lse.
 
     ``q_THD`` [total_q, q_heads, d] -> out [total_q, q_heads, v_d] and lse [total_q, q_heads], base 2.
     ``kv_lens`` int32 [B] counts the tokens after this step's append; ``q_starts`` int32 [B + 1];
-    ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's. With ``qk = "int8"`` the query
+    ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's; ``params`` are the spec's
+    parameters by name (bits packed); without ``finalize`` a sink is left out. With ``qk = "int8"`` the query
     is what its int8 codes stand for; ``pv = "int8"`` is not modelled but bounded: see ``weights_bound``.
     """
     att = spec.attention
@@ -152,13 +181,13 @@ def prefill(
     factor = att.scale if scale is None else scale
     return attend(
         int8_rows(q_THD) if att.qk == "int8" else q_THD,
-        keys,
+        keys_to_attend(spec, keys, params),
         values,
         q_starts=q_starts,
         scale=factor,
-        causal=att.causal,
-        window=att.window,
         kv_first=kv_first,
+        terms=Terms(att, params),
+        finalize=finalize,
     )
 
 
@@ -175,6 +204,8 @@ def decode(
     scales: Scales = None,
     kv_first: Ints | None = None,
     scale: float | None = None,
+    params: Params = None,
+    finalize: bool = True,
 ) -> tuple[Array, Array]:
     """``prefill`` with one query a request where ``q_starts`` is None: q [B, q_heads, head_dim]."""
     starts = np.arange(len(kv_lens) + 1) if q_starts is None else q_starts
@@ -190,6 +221,8 @@ def decode(
         scales=scales,
         kv_first=kv_first,
         scale=scale,
+        params=params,
+        finalize=finalize,
     )
 
 
@@ -208,6 +241,13 @@ def _values(
             stored = stored[..., 0]
         return decode_values(codes, quant.format, stored, quant.d_block)
     return decode_values(codes, quant.format)
+
+
+def param_of(params: Params, name: str) -> Array:
+    """The parameter called ``name``; ``ArgumentError`` where it was not given."""
+    if params is None or name not in params:
+        raise ArgumentError(f"params[{name!r}] is missing: this spec reads it")
+    return params[name]
 
 
 def _static(spec: Spec, field: str, scales: Scales) -> Array:

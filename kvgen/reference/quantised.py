@@ -7,15 +7,16 @@ query is modelled exactly (``int8_rows``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from kvgen.ir import PageRecord, Spec
 from kvgen.reference.attend import attend
-from kvgen.reference.cache import Ints, Scales, gather
+from kvgen.reference.cache import Ints, Scales, gather, keys_to_attend
 from kvgen.reference.codec import Array, int8_rows
 from kvgen.reference.layout import Pools
+from kvgen.reference.terms import Terms
 
 LEVELS = 127
 """Steps of an eight-bit weight: enough for unsigned codes, for signed ones, and for the eight significant
@@ -35,6 +36,7 @@ def weights_bound(
     *,
     scales: Scales = None,
     scale: float | None = None,
+    params: Mapping[str, Array] | None = None,
 ) -> Array:
     """f64 [total_q, q_heads, v_d]: the largest error that rounding the weights of each tile can make.
 
@@ -45,6 +47,8 @@ def weights_bound(
     att = spec.attention
     q = int8_rows(q_THD) if att.qk == "int8" else q_THD
     keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales)
+    keys = keys_to_attend(spec, keys, params)
+    terms = Terms(att, params)
     bound = np.zeros((len(q_THD), att.q_heads, att.v_head_dim))
     for b, (k, v) in enumerate(zip(keys, values, strict=True)):
         rows = slice(int(q_starts[b]), int(q_starts[b + 1]))
@@ -54,7 +58,7 @@ def weights_bound(
         factor = att.scale if scale is None else scale
         weights, _ = attend(
             q[rows], [k], [one_hot], q_starts=[0, rows.stop - rows.start],
-            scale=factor, causal=att.causal, window=att.window,
+            scale=factor, terms=terms.at(b, rows.start), finalize=False,
         )  # fmt: skip
         size = np.abs(np.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0)).repeat(att.group, axis=1)
         top = size.max(axis=-1)  # [key, q_head]: a code of 127 (or 7) times the scale
