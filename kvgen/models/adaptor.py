@@ -79,9 +79,8 @@ class StepPages:
             ("s_aux", options.get("s_aux") is not None or None, att.sink or None),
         ):
             if value != own:
-                raise UnsupportedError(
-                    f"{type(module).__name__} {module.layer_idx} wants {name} = {value}, but its spec has {own}"
-                )
+                who = f"{type(module).__name__} {module.layer_idx}"
+                raise UnsupportedError(f"{who} wants {name} = {value}, but its spec has {own}")
 
 
 def attention(

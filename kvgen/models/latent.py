@@ -1,7 +1,7 @@
 """DeepSeek's latent attention (MLA) on cached latents: queries take W_UK in, outputs take W_UV after.
 
-A head's key is W_UK c, its value W_UV c, c being the token's latent. So q.(W_UK c) = (W_UK' q).c, and a sum of
-values is W_UV times the same sum of latents: attention runs on one row (c, rotated part) a token, for all
+A head's key is W_UK c, its value W_UV c, c being the token's latent. So q.(W_UK c) = (W_UK' q).c, and a sum
+of values is W_UV times the same sum of latents: attention runs on one row (c, rotated part) a token, for all
 heads, and K and V are never written out. transformers hands both parts to the cache before it expands them.
 """
 

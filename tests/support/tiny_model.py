@@ -24,8 +24,10 @@ class TinyModel:
     num_layers = 2
     vocab_size = 61
 
-    def __init__(self, spec: Spec = SPEC, max_positions: int = 64, seed: int = 0) -> None:
-        self.spec, self.max_positions = spec, max_positions
+    def __init__(self, *specs: Spec, max_positions: int = 64, seed: int = 0) -> None:
+        """``specs``: of each layer, whose heads must be the same; one stands for both."""
+        self.specs, self.max_positions = (specs or (SPEC,)) * (2 if len(specs) < 2 else 1), max_positions
+        self.spec = spec = self.specs[0]
         att, width, g = spec.attention, 48, torch.Generator().manual_seed(seed)
 
         def weights(rows: int, columns: int) -> torch.Tensor:
@@ -61,11 +63,11 @@ class TinyModel:
         """Logits of the next token in float64: the whole sequence anew, one head at a time."""
         att, at = self.spec.attention, torch.tensor(tokens)
         x = self.embed.double()[at] + self.place.double()[: len(at)]
-        for weights in self.layers:
+        for spec, weights in zip(self.specs, self.layers, strict=True):
             q, k, v, o = (w.double() for w in weights)
             y = _norm(x)
             rows = [(y @ w.T).view(len(at), n, att.head_dim) for w, n in _heads(att, q, k, v)]
-            x = x + exact_attention(self.spec, *rows).reshape(len(at), -1) @ o.T
+            x = x + exact_attention(spec, *rows).reshape(len(at), -1) @ o.T
         return _norm(x[-1]) @ self.head.double().T
 
     def exact_greedy(self, prompt: Sequence[int], count: int) -> list[int]:
