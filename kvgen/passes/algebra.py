@@ -50,7 +50,7 @@ class Sum:
                 by = self.inner(node.args[1])
                 if by == LN2 or (isinstance(by, Number) and by.value):
                     return self._read(node.args[0]) / self._read(by)
-            if node.op == "float":
+            if node.op == "float" and node.args[0].type == "int":
                 return self._read(node.args[0])
         simple = self.inner(node)
         if isinstance(simple, Op) and simple.op in ("+", "-", "*", "neg") and simple.type == self.node.type:

@@ -130,7 +130,8 @@ def _syntax(text: str) -> tuple[ast.expr, int]:
     try:
         return ast.parse(line.strip(), mode="eval").body, shift
     except SyntaxError as error:
-        raise ExpressionError(max(error.offset or 1, 1) + shift, error.msg or "invalid syntax") from None
+        column = (error.offset or len(line.strip()) + 1) + shift  # none is given at the end of the text
+        raise ExpressionError(min(column, len(text) + 1), error.msg or "invalid syntax") from None
     except (RecursionError, MemoryError):
         raise ExpressionError(1, "the expression is nested too deeply") from None
 

@@ -107,4 +107,4 @@ def shift_right(a, n):
     return tl.cast(a, tl.int64) >> tl.where((n >= 0) & (n < 64), n, 63)''',
     ),
 }
-"""Definitions by name. Those in C++ need ``<cmath>`` and ``<cstdint>``, those in Triton ``triton`` and ``tl``."""
+"""Definitions by name. C++ needs ``<cmath>`` and ``<cstdint>``, Triton ``triton`` and ``tl``."""
