@@ -33,8 +33,9 @@ _MIXED = {
     "or": ("and",),
     "<<": ("+", "-"),
     ">>": ("+", "-"),
-    "&": ("<<", ">>"),
-    "|": ("<<", ">>", "&"),
+    "&": (*BITS, "+", "-"),
+    "|": (*BITS, "+", "-"),
+    "^": (*BITS, "+", "-"),
     **dict.fromkeys(COMPARISONS, (*BITS, *COMPARISONS)),
 }
 """Operations whose precedence readers are not sure of, by the operation around them."""
@@ -152,7 +153,7 @@ class _Printer:
         own = self.levels[node.op]
         if not isinstance(arg, Op):
             return own + (arg is node.args[1])
-        if arg.op in _MIXED.get(node.op, ()):
+        if arg.op in _MIXED.get(node.op, ()) and arg.op != node.op:
             return _ATOM
         if node.op in COMPARISONS:
             return own + 1
