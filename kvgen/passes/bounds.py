@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvgen.ir.expression import Name, Node, Number, Op, Truth, names_of, walk
 from kvgen.passes.algebra import Sum, total
+from kvgen.passes.prove import never_below
 from kvgen.passes.simplify import negated, simplify, substitute
 
 KNOWN = frozenset({"q_pos", "kv_pos", "kv_len", "q_len", "batch"})
@@ -98,8 +99,12 @@ def _reach(bounds: Bounds) -> int:
 
 
 def _pick(op: str, a: Node | None, b: Node | None) -> Node | None:
+    """The smaller (``min``) or larger of two ends, None being no end."""
     if a is None or b is None:
         return b if a is None else a
+    for one, other in ((a, b), (b, a)):
+        if never_below(one, other):
+            return other if op == "min" else one
     return simplify(Op(op, (a, b)))
 
 

@@ -147,7 +147,8 @@ def _masking(att: AttentionSpec, single: bool, prefix: bool, known: tuple[Defini
         at["q_len"] = Number(1)
         limits = {key: None if n is None else substitute(n, at) for key, n in limits.items()}
         predicate, residue = (None if n is None else substitute(n, at) for n in (residue, residue))
-    limits = {key: None if n is None else _needed(key, simplify(n)) for key, n in limits.items()}
+    sizes = {c.name: c.value for _, f in used for c in f.constants if isinstance(c.value, int)}
+    limits = {key: None if n is None else _needed(key, simplify(n), sizes) for key, n in limits.items()}
     predicate, residue = (None if n is None else simplify(n) for n in (predicate, residue))
     kept = [n for n in (predicate, residue, *limits.values()) if n is not None]
     return Masking(
@@ -199,9 +200,13 @@ def _bounds(formula: Formula, node: Node, params: tuple[Param, ...]) -> Bounds:
     return Bounds(*limits, never_full=not {"full_lo", "full_hi"} & given.keys(), exact=False)
 
 
-def _needed(key: str, node: Node) -> Node | None:
+def _needed(key: str, node: Node, sizes: Mapping[str, int]) -> Node | None:
     """None for a bound that says nothing beside 0 <= key < kv_len."""
-    return None if key.endswith("hi") and node == Name("kv_len") else node
+    from kvgen.passes.prove import never_below
+
+    if key.endswith("hi"):
+        return None if never_below(node, Name("kv_len"), sizes) else node
+    return None if never_below(Number(0), node, sizes) else node
 
 
 def _all_of(nodes: list[Node]) -> Node | None:
