@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import e, log2, prod
 from typing import Any
 
 from kvgen.ir import PageRecord, Plane, Schedule, Spec, Target
@@ -14,8 +14,11 @@ from kvgen.passes.lower import fold_site, lower_addresses
 from kvgen.passes.plan_triton_codec import Reader, row_codec
 from kvgen.passes.plan_triton_pages import block_step
 from kvgen.passes.plan_triton_parts import Entry, params, split_d
-from kvgen.passes.plan_triton_tiles import Lane, Tile, side
+from kvgen.passes.plan_triton_tiles import Lane, Side, Tile, side
+from kvgen.passes.plan_triton_turn import turn_constants, turns_of
 from kvgen.passes.plan_triton_types import needs_casts, store_text, widen_text
+
+LOG2_E = log2(e)  # natural units to base 2
 
 Answers = tuple[dict[str, Any], tuple[Constant, ...], tuple[Fact, ...]]
 
@@ -35,7 +38,9 @@ class RowSide:
     """Whether the scale is given (per head or for all) rather than computed per row."""
     per_head: bool
     verbatim: bool
-    """Whether an append stores its input as it is."""
+    """Whether an append stores its input as it is, and a gather returns what it reads."""
+    turned: bool
+    """Whether an append rotates it."""
     reader: Reader
 
     @property
@@ -86,12 +91,20 @@ def row_answers(
     return {**answers, "kernels": (entry,)}, constants, facts
 
 
-def _sides(spec: Spec, record: PageRecord, variant: str) -> tuple[RowSide, ...]:
+def _stored(spec: Spec, name: str) -> Side:
+    """The tiles of ``k`` or ``v`` as they are stored."""
+    codec, att = row_codec(spec), spec.attention
+    size, reader = (att.head_dim, codec.k) if name == "k" else (att.v_head_dim, codec.v)
+    return side(spec, name, size, reader, int8=False)
+
+
+def _sides(spec: Spec, record: PageRecord, variant: str, *, turned: bool = False) -> tuple[RowSide, ...]:
+    """K and V (a V that is a part of K is not stored); ``turned``: K is rotated on the way."""
     codec, addresses = row_codec(spec), lower_addresses(spec, record)
     sides = []
-    for name, size in (("k", spec.attention.head_dim), ("v", spec.attention.v_head_dim)):
+    for name in spec.cache.fields:
         quant, reader = spec.cache.quant(name), codec.k if name == "k" else codec.v
-        found = side(spec, name, size, reader, int8=False)
+        found, turns = _stored(spec, name), turned and name == "k"
         block, scales = quant.d_block or 0, addresses.get(f"{name}_scale")
         sides.append(
             RowSide(
@@ -109,7 +122,8 @@ def _sides(spec: Spec, record: PageRecord, variant: str) -> tuple[RowSide, ...]:
                 scaled=quant.fmt.scaled,
                 static=quant.static_scale,
                 per_head=fold_site(spec, name).per_head,
-                verbatim=quant.fmt.storage == variant,
+                verbatim=quant.fmt.storage == variant and not turns,
+                turned=turns,
                 reader=reader,
             )
         )
@@ -117,7 +131,12 @@ def _sides(spec: Spec, record: PageRecord, variant: str) -> tuple[RowSide, ...]:
 
 
 def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
-    sides = _sides(spec, record, variant)
+    rope = spec.attention.rope
+    if rope is not None and rope.stored != "post":
+        rope = None  # its keys are rotated when they are read
+    turns = turns_of(rope, _stored(spec, "k")) if rope else {}
+    sides = _sides(spec, record, variant, turned=rope is not None)
+    quantising = any(s.scaled for s in sides)
     constants = [
         Constant("KV_HEADS", spec.attention.kv_heads, "KV heads"),
         Constant("PAGE", spec.cache.page_size, "tokens of a page"),
@@ -132,12 +151,18 @@ def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
         constants.append(
             Constant("ZERO_AMAX", ZERO_BLOCK_AMAX, "2**-100: a row below this is stored as zeros")
         )
+    if rope:
+        constants += turn_constants(rope, turns)
     casts = needs_casts(target, *(t for s in sides if not s.verbatim for t in (s.format, variant)))
+    rows = "keys" if spec.cache.alias else "keys and values"
+    ways = (["keys rotated"] if rope else []) + (["quantised"] if quantising else [])
+    on_the_way = f", {' and '.join(ways)} on the way" if ways else ""
     answers = {
+        "title": f"append: store new {rows} at their slots{on_the_way}.",
         "sides": sides,
+        "turns": turns,
         "bf16_casts_used": casts,
         "widen": widen_text(variant, "f32", target),
-        "quantising": any(s.scaled for s in sides),
         "formats": {s.format for s in sides},
         "stored": {s.name: partial(store_text, dtype=s.format, target=target) for s in sides},
     }
@@ -157,7 +182,10 @@ def _merge(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, v
     )
     if any(part.padded for part in parts):
         constants += (Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"),)
+    if att.sink:
+        constants += (Constant("LOG2_E", LOG2_E, "from natural units to base 2"),)
     answers = {
+        "sink": att.sink,
         "v_parts": parts,
         "bf16_casts_used": needs_casts(target, variant),
         "to_out": partial(store_text, dtype=variant, target=target),
@@ -172,7 +200,9 @@ def _gather(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
         Constant("PAGE", spec.cache.page_size, "tokens of a page"),
         Constant("TILE", schedule.int("tile"), "tokens of a program"),
     )
+    rows = "keys (values are a part of them)" if spec.cache.alias else "keys and values"
     answers = {
+        "title": f"gather: the {rows} of each request, contiguous and dequantised to {variant}.",
         "sides": sides,
         "codec": row_codec(spec),
         "rescues_e4m3": False,
