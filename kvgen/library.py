@@ -89,6 +89,15 @@ class Library(CacheOps):
             op, self.spec, self.record, schedule or self.schedules[op], self.target, variant
         )
 
+    def frequencies(self) -> tuple[list[float], float]:
+        """What the spec's position scheme says."""
+        from kvgen.variants import positions
+
+        rope = self.spec.attention.rope
+        if rope is None:
+            raise ArgumentError("this spec has no [attention.rope]")
+        return positions()[rope.kind].frequencies(rope)
+
     @property
     def device(self) -> str:
         """Where caches live: ``cpu``, also for the interpreter, or ``cuda``."""

@@ -7,7 +7,6 @@ mode on the CPU: on a GPU that would need a synchronisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -127,13 +126,6 @@ def need_default(**options: Any) -> None:
             )
 
 
-def need_no_params(params: Any) -> None:
-    """Refuse parameters: no spec declares any yet."""
-    if params is not None and not (isinstance(params, Mapping) and not params):
-        shown = brief(list(params) if isinstance(params, Mapping) else params)
-        raise ArgumentError(f"params = {shown}: this spec declares no parameters; leave params out")
-
-
 def need_workspace(workspace: Any, nbytes: int, device: Any) -> None:
     """Refuse a workspace that is too small, elsewhere, scattered, or off the boundaries kernels rely on."""
     need_tensor("workspace", workspace)
@@ -185,6 +177,17 @@ def check_pages(table: Any, first_page_B: Any, end_page_B: Any, num_pages: int) 
     if wrong.any():
         b, p = (int(i) for i in np.argwhere(wrong)[0])
         raise ArgumentError(f"page_table[{b}, {p}] = {ids[b, p]}: the pool has pages 0 to {num_pages - 1}")
+
+
+def check_positions(positions: Any, slots: Any, rows: int) -> None:
+    """Positions of tokens that are stored must be rows of the table of angles."""
+    values = positions.numpy()
+    wrong = ((values < 0) | (values >= rows)) & (slots.numpy() != -1)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArgumentError(
+            f"positions[{at}] = {values[at]}: the table of angles has positions 0 to {rows - 1}"
+        )
 
 
 def check_slots(slots: Any, capacity: int) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from kvgen.errors import ArgumentError, brief
+from kvgen.ir import Param
 from kvgen.runtime import arguments as check
 from kvgen.runtime import places
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.runtime.params import ROPE, SINK, bind, is_static, static_key
 
 
 class AttentionOps(OpsBase):
@@ -34,16 +36,26 @@ class AttentionOps(OpsBase):
         params: Mapping[str, Tensor] | None = None,
         workspace: Tensor | None = None,
         num_threads: int | None = None,
+        finalize: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Attention of one query a request (or a few each, with ``q_starts``) over its pages.
 
         q (B, q_heads, head_dim) of q_dtype, or (T, ...) with q_starts (B+1,) int32; page_table (B, P)
-        int32; kv_lens (B,) int32 counts the keys after this step's append.
+        int32; kv_lens (B,) int32 counts the keys after this step's append. ``params``: the spec's parameters
+        by name. Without ``finalize`` a spec's sink is left out: ``merge`` adds it once.
         Returns out like q with v_head_dim, and lse (rows, q_heads) f32 in base 2.
         """
+        if params is not None or finalize is not True or self._wanted:
+            params = self._parts(params, finalize, q_BHD)
         if isinstance(cache, Cache) and cache.traced():
-            given = (q_BHD, *cache.planes.values(), page_table_BP, kv_lens_B, q_starts_B1)
-            check.need_no_params(params)
+            given = (
+                q_BHD,
+                *cache.planes.values(),
+                page_table_BP,
+                kv_lens_B,
+                *self._ordered(params),
+                q_starts_B1,
+            )
             return _into(cache.ops.decode(*given, scale=scale, num_threads=num_threads), out, lse)
         variant = "single" if q_starts_B1 is None else "multi"
         tensors = (q_BHD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
@@ -63,15 +75,24 @@ class AttentionOps(OpsBase):
         params: Mapping[str, Tensor] | None = None,
         workspace: Tensor | None = None,
         num_threads: int | None = None,
+        finalize: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Attention of a ragged batch of queries over each request's pages, bottom-right causal.
 
         q (T, q_heads, head_dim); request b owns rows q_starts[b] .. q_starts[b+1] - 1. Otherwise as
         ``decode``.
         """
+        if params is not None or finalize is not True or self._wanted:
+            params = self._parts(params, finalize, q_THD)
         if isinstance(cache, Cache) and cache.traced():
-            given = (q_THD, *cache.planes.values(), page_table_BP, kv_lens_B, q_starts_B1)
-            check.need_no_params(params)
+            given = (
+                q_THD,
+                *cache.planes.values(),
+                page_table_BP,
+                kv_lens_B,
+                *self._ordered(params),
+                q_starts_B1,
+            )
             return _into(cache.ops.prefill(*given, scale=scale, num_threads=num_threads), out, lse)
         check.need_starts(q_starts_B1)
         tensors = (q_THD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
@@ -86,6 +107,7 @@ class AttentionOps(OpsBase):
         kv_lens_B: Tensor,
         q_starts_B1: Tensor | None = None,
         *,
+        params: Mapping[str, Tensor] | None = None,
         num_threads: int | None = None,
     ) -> int:
         """Bytes that ``workspace=`` must hold for ``decode`` or ``prefill`` with these arguments."""
@@ -94,7 +116,9 @@ class AttentionOps(OpsBase):
         if op == "prefill":
             check.need_starts(q_starts_B1)
         variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
-        values = self._attention(q_THD, cache, page_table_BP, kv_lens_B, q_starts_B1, None, None, num_threads)
+        params = self._parts(params, True, q_THD)
+        tables = (page_table_BP, kv_lens_B, q_starts_B1)
+        values = self._attention(q_THD, cache, *tables, None, params, num_threads)
         return self.kernel(op, variant).workspace(values) if q_THD.shape[0] else 0
 
     def _attend(
@@ -113,8 +137,14 @@ class AttentionOps(OpsBase):
         ``tensors``: q, q_starts, page_table, kv_lens, out, lse.
         """
         calls = cache.calls if isinstance(cache, Cache) else None
-        if calls is not None and params is None:
-            done = calls.attend(self, op, tensors, workspace, scale, num_threads)
+        if params is None:
+            extra: Any = ()
+        elif calls is not None and is_static(params):
+            extra = static_key(params)
+        else:
+            calls = None
+        if calls is not None:
+            done = calls.attend(self, op, tensors, workspace, scale, num_threads, extra)
             if done is not None:
                 return done
         q, q_starts, table, kv_lens, out, lse = tensors
@@ -122,7 +152,7 @@ class AttentionOps(OpsBase):
         made = self._run(op, variant, cache, values, out, lse, workspace)
         if calls is not None and made[0].shape[0]:
             kernel = self.kernel(op, variant)
-            self._remember(op, kernel, calls, (*tensors[:4], *made), tensors, values, scale)
+            self._remember(op, kernel, calls, (*tensors[:4], *made), tensors, values, scale, extra)
         return made
 
     def _attention(
@@ -137,7 +167,6 @@ class AttentionOps(OpsBase):
         num_threads: int | None,
     ) -> dict[str, Any]:
         self._own(cache)
-        check.need_no_params(params)
         att = self.spec.attention
         places.need_tensor("page_table", table)
         # A table of no dimensions has no rows to compare with; it is refused for itself below.
@@ -145,8 +174,13 @@ class AttentionOps(OpsBase):
         check.need("q", q, (torch_dtype(att.q_dtype),), (rows, att.q_heads, att.head_dim), cache.device)
         max_q_len = self._check_table(cache, table, kv_lens, q_starts, total=q.shape[0])
         scale = att.scale if scale is None else check.need_scale(scale, att.scale)
+        sizes = {"batch": kv_lens.shape[0], "head": att.q_heads, "q": q.shape[0]}
+        read = 1
+        if self._wanted and self._checks_values(cache):
+            read = max(1, int(kv_lens.max())) if kv_lens.shape[0] else 1
         return {
             **cache.arguments(),
+            **bind(self._wanted, params, sizes | self._rotary, cache.device, kv=read),
             "q": q,
             "q_stride_tok": q.stride(0),
             "q_stride_head": q.stride(1),
@@ -191,7 +225,8 @@ class AttentionOps(OpsBase):
             first = np.zeros_like(lens)
             if ranged and self.spec.attention.window is not None:
                 first = np.maximum(0, lens - q_lens - self.spec.attention.window) // page
-            check.check_pages(table, first, -(-lens // page), cache.num_pages)
+            if not (ranged and self.spec.attention.options):  # which pages are read is the kernel's to say
+                check.check_pages(table, first, -(-lens // page), cache.num_pages)
         return int(q_lens.max()) if batch else 0
 
     def _run(
@@ -209,18 +244,68 @@ class AttentionOps(OpsBase):
         out, lse = self._outputs(out, lse, q.shape[0], q.dtype, q.device)
         values |= output_values(out, lse)
         kernel = self.kernel(op, variant)
+        if self.spec.attention.options and self._checks_values(cache):
+            rule = getattr(kernel, "broken_rule", None)
+            if rule is not None and rule(values, cache.num_pages, out.shape[0]):
+                ends = -(-values["kv_lens"].numpy().astype(np.int64) // self.spec.cache.page_size)
+                check.check_pages(values["page_table"], np.zeros_like(ends), ends, cache.num_pages)
         need = kernel.workspace(values) if out.shape[0] else 0
         if workspace is not None:
             check.need_workspace(workspace, need, out.device)
             given["workspace"] = workspace
         if given:
-            read = {name: values[name] for name in ("q", "q_starts", "page_table", "kv_lens")}
+            names = ("q", "q_starts", "page_table", "kv_lens", *(f"param_{p.name}" for p in self._wanted))
+            read = {name: values[name] for name in names}
             held = {name: tensor for name, tensor in read.items() if tensor is not None}
             places.need_apart(given, held | cache.fields())
         if out.shape[0]:
             values["workspace"] = self.scratch(need, out.device) if workspace is None else workspace
             kernel.launch(values)
         return out, lse
+
+    @cached_property
+    def _wanted(self) -> tuple[Param, ...]:
+        """Parameters of decode and prefill, in the order of the ABI."""
+        att = self.spec.attention
+        return att.params + ((ROPE,) if att.rope and att.rope.stored == "pre" else ())
+
+    @cached_property
+    def _rotary(self) -> dict[str, int]:
+        rope = self.spec.attention.rope
+        return {"d": rope.dim} if rope else {}
+
+    def _parts(self, params: Any, finalize: bool, like: Tensor) -> Any:
+        """``params``, with a sink of no weight where the state stays unfinished; None for no parameters."""
+        if not isinstance(finalize, bool):
+            raise ArgumentError(f"finalize = {brief(finalize)}: give True or False")
+        if not self._wanted and (params is None or params == {}):
+            return None
+        if finalize or not self.spec.attention.sink:
+            return {} if params is None else params
+        return {**(params or {}), SINK.name: self._no_sink(like.device)}
+
+    def _no_sink(self, device: Any) -> Tensor:
+        """Logits of minus infinity, made once for each device."""
+        import torch
+
+        found = self._no_sinks.get(device)
+        if found is None:
+            heads = self.spec.attention.q_heads
+            found = self._no_sinks[device] = torch.full(
+                (heads,), -math.inf, dtype=torch.float32, device=device
+            )
+        return found
+
+    @cached_property
+    def _no_sinks(self) -> dict[Any, Tensor]:
+        return {}
+
+    def _ordered(self, params: Any) -> tuple[Tensor, ...]:
+        """Parameters as a custom op takes them."""
+        missing = [param.name for param in self._wanted if param.name not in (params or {})]
+        if missing:
+            raise ArgumentError(f"params[{missing[0]!r}]: missing")
+        return tuple(params[param.name] for param in self._wanted)
 
     def scratch(self, nbytes: int, device: Any) -> Tensor:
         """Workspace for a call that brought none.

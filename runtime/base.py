@@ -78,6 +78,28 @@ class OpsBase:
         cache.planes["k"].kvgen_cache = weakref.ref(cache)  # type: ignore[attr-defined]
         return cache
 
+    def frequencies(self) -> tuple[list[float], float]:
+        """Angles of one step of position, rotary dim / 2 of them, and the factor on cosines and sines."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its position scheme is")
+
+    def rope_table(self, positions: int, *, device: str | None = None) -> Tensor:
+        """The spec's angles for ``params={"rope_table": ...}``: (positions, rotary elements) f32.
+
+        Cosines, then sines, of position times frequency in f32, as transformers' models compute them.
+        """
+        import torch
+
+        rope = self.spec.attention.rope
+        if rope is None:
+            raise ArgumentError("rope_table: this spec has no [attention.rope]")
+        count = check.need_integer("positions", positions, 1, 2**31 - 1, "give a positive integer")
+        steps, factor = self.frequencies()
+        with torch.device("cpu"):
+            at = torch.arange(count, dtype=torch.float32)
+            angles = (at[:, None] * torch.tensor(steps, dtype=torch.float64).float()).double()
+            table = torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1).float()
+        return table.to(self.device if device is None else device)
+
     @cached_property
     def torch_ops(self) -> TorchOps:
         """The ops as custom ops of torch, under a namespace of this library's own."""
@@ -119,10 +141,12 @@ class OpsBase:
         given: tuple[Tensor | None, ...],
         values: Mapping[str, Any],
         scale: Any = None,
+        extra: Any = (),
     ) -> None:
         """Keep a call that was checked, where its kernel can be called by addresses.
 
-        ``given``: its tensors as they came; ``made``: the same with the outputs that were allocated.
+        ``given``: its tensors as they came; ``made``: the same with the outputs that were allocated;
+        ``extra``: what its parameters are.
         """
         from kvgen.runtime import quick
 
@@ -131,7 +155,7 @@ class OpsBase:
         key = quick.call_key(self.serial, op, given, scale, threads)
         if prepare is not None and key is not None:
             names = quick.APPENDED if op == "append" else quick.NUMBERS
-            calls.put(key, prepare(values, names), made, given, scale, threads)
+            calls.put((key, extra), prepare(values, names), made, given, scale, threads)
 
     def _own(self, cache: Any) -> None:
         if not isinstance(cache, Cache):

@@ -35,10 +35,17 @@ class TorchOps:
         marks = (f", Tensor({chr(97 + at)}!) {name}" for at, name in enumerate(self._stored))
         write = "".join([*marks, *(f", Tensor {name}" for name in self._static)])
         table = ", Tensor page_table, Tensor kv_lens"
-        self._define("append", f"Tensor k_new, Tensor v_new, Tensor slots{write}", "()")
-        self._define("decode", f"Tensor q{read}{table}, Tensor? q_starts=None{_OPTIONS}", _PAIR)
-        self._define("prefill", f"Tensor q{read}{table}, Tensor q_starts{_OPTIONS}", _PAIR)
-        self._define("merge", "Tensor outs, Tensor lses", _PAIR)
+        att = spec.attention
+        self._params = tuple(param.name for param in library._wanted)
+        params = "".join(f", Tensor {name}" for name in self._params)
+        values = "" if spec.cache.alias else ", Tensor v_new"
+        # Read here, so that both are plain attributes by the time that a call is traced.
+        turning = ", Tensor positions, Tensor rope_table" if library._turns else ""
+        sink = ", Tensor sink_logit" if att.sink else ""
+        self._define("append", f"Tensor k_new{values}, Tensor slots{turning}{write}", "()")
+        self._define("decode", f"Tensor q{read}{table}{params}, Tensor? q_starts=None{_OPTIONS}", _PAIR)
+        self._define("prefill", f"Tensor q{read}{table}{params}, Tensor q_starts{_OPTIONS}", _PAIR)
+        self._define("merge", f"Tensor outs, Tensor lses{sink}", _PAIR)
         self._define("copy", f"Tensor src_pages, Tensor dst_pages{write}", "()")
         self._define("gather", f"Tensor page_table, Tensor kv_lens{read}", _PAIR)
         self.ops = getattr(torch.ops, self.namespace)
@@ -62,8 +69,12 @@ class TorchOps:
         given = {name.removesuffix("_scale"): tensor for name, tensor in scales.items()}
         return self._library.adopt(scales=given or None, **stored)  # type: ignore[no-any-return]
 
-    def append(self, k: Tensor, v: Tensor, slots: Tensor, *planes: Tensor) -> None:
-        self._library.append(self._cache(planes), k, v, slots)
+    def append(self, k: Tensor, *rest: Tensor) -> None:
+        planes = len(self._stored + self._static)
+        given, cache = list(rest[:-planes]), self._cache(rest[-planes:])
+        v = None if self._library.spec.cache.alias else given.pop(0)
+        params = {"rope_table": given.pop()} if len(given) > 1 else None
+        self._library.append(cache, k, v, *given, params=params)
 
     def decode(self, q: Tensor, *rest: Any, **options: Any) -> Any:
         return self._attend(self._library.decode, q, rest, options)
@@ -72,17 +83,21 @@ class TorchOps:
         return self._attend(self._library.prefill, q, rest, options)
 
     def _attend(self, run: Callable[..., Any], q: Tensor, rest: tuple[Any, ...], options: Any) -> Any:
-        count = len(self._stored + self._static)
-        return run(q, self._cache(rest[:count]), *rest[count:], **options)
+        count, last = len(self._stored + self._static), 2 + len(self._params)
+        cache, given = self._cache(rest[:count]), rest[count:]
+        params = dict(zip(self._params, given[2:last], strict=True)) or None
+        return run(q, cache, *given[:2], *given[last:], params=params, **options)
 
-    def merge(self, outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-        return self._library.merge(outs, lses)  # type: ignore[no-any-return]
+    def merge(self, outs: Tensor, lses: Tensor, *sink: Tensor) -> tuple[Tensor, Tensor]:
+        params = {"sink_logit": sink[0]} if sink else None
+        return self._library.merge(outs, lses, params=params)  # type: ignore[no-any-return]
 
     def copy(self, src: Tensor, dst: Tensor, *planes: Tensor) -> None:
         self._library.copy(self._cache(planes), src, dst)
 
     def gather(self, table: Tensor, kv_lens: Tensor, *planes: Tensor) -> tuple[Tensor, Tensor]:
-        return self._library.gather(self._cache(planes), table, kv_lens)  # type: ignore[no-any-return]
+        k, v = self._library.gather(self._cache(planes), table, kv_lens)
+        return k, v.clone() if self._library.spec.cache.alias else v
 
     def _fake_append(self, *arguments: Tensor) -> None:
         return None
@@ -98,7 +113,7 @@ class TorchOps:
 
     _fake_prefill = _fake_decode
 
-    def _fake_merge(self, outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    def _fake_merge(self, outs: Tensor, lses: Tensor, *sink: Tensor) -> tuple[Tensor, Tensor]:
         return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
     def _fake_gather(self, table: Tensor, kv_lens: Tensor, *planes: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +121,9 @@ class TorchOps:
         rows = torch.library.get_ctx().new_dynamic_size()  # the lengths' sum: a value, not a shape
         dtype = torch_dtype(att.q_dtype)
         k = table.new_empty(rows, att.kv_heads, att.head_dim, dtype=dtype)
+        if self._library.spec.cache.alias:
+            # An op may not return views of what it returns beside.
+            return k, k.new_empty(rows, att.kv_heads, att.v_head_dim)
         return k, table.new_empty(rows, att.kv_heads, att.v_head_dim, dtype=dtype)
 
 

@@ -32,6 +32,13 @@ class ExportedLibrary(CacheOps):
             found = self._kernels[op, variant] = CpuKernel(self._entry(op, variant), self._open(op, variant))
         return found
 
+    def frequencies(self) -> tuple[list[float], float]:
+        """As the exporting library had them."""
+        if self.manifest.frequencies is None:
+            raise ArgumentError("this spec has no [attention.rope]")
+        steps, factor = self.manifest.frequencies
+        return list(steps), factor
+
     def source(self, op: str, variant: str = "") -> str:
         """The readable source of ``op``, as exported."""
         return self._entry(op, variant).source.verify(self.folder).read_text(encoding="utf-8")

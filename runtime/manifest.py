@@ -77,6 +77,8 @@ class Manifest:
     record: PageRecord
     targets: Mapping[str, tuple[Exported, ...]]
     """Kernels by target, e.g. ``cpu-avx512``."""
+    frequencies: tuple[tuple[float, ...], float] | None = None
+    """Rope: angles of one step of position, and the factor on cosines and sines; None without rope."""
 
     def dump(self) -> str:
         """The manifest's text."""
@@ -86,6 +88,7 @@ class Manifest:
             "spec": self.spec.to_dict(),
             "spec_sha256": self.spec.hash,
             "page_record": self.record.to_dict(),
+            **({"frequencies": self.frequencies} if self.frequencies else {}),
             "targets": {
                 name: [asdict(kernel) | {"schedule": kernel.schedule.to_dict()} for kernel in kernels]
                 for name, kernels in self.targets.items()
@@ -122,6 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
             Spec.from_dict(found["spec"]),
             PageRecord.from_dict(found["page_record"]),
             {name: tuple(map(_exported, kernels)) for name, kernels in found["targets"].items()},
+            _frequencies(found.get("frequencies")),
         )
         expected = found["spec_sha256"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -131,6 +135,10 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.spec.hash != expected:
         raise ToolchainError(f"{path}: its spec is not the one it was written for (sha256 differs)")
     return manifest
+
+
+def _frequencies(values: Any) -> tuple[tuple[float, ...], float] | None:
+    return None if values is None else (tuple(map(float, values[0])), float(values[1]))
 
 
 def _exported(values: Mapping[str, Any]) -> Exported:

@@ -6,7 +6,9 @@ launched with values named as in ``kvgen.passes.abi``. A live build and an expor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError, brief
 from kvgen.runtime import arguments as check
@@ -14,6 +16,7 @@ from kvgen.runtime import places
 from kvgen.runtime.attention import AttentionOps
 from kvgen.runtime.base import Tensor, dtype_name, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.runtime.params import ROPE, SINK, bind
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +25,35 @@ if TYPE_CHECKING:
 class CacheOps(AttentionOps):
     """``append``, ``decode``, ``prefill``, ``merge``, ``copy`` and ``gather``."""
 
-    def append(self, cache: Cache, k_THD: Tensor, v_THD: Tensor, slots_T: Tensor) -> None:
-        """Write new keys and values into their slots, quantised as the spec says.
+    def append(
+        self,
+        cache: Cache,
+        k_THD: Tensor,
+        v_THD: Tensor | None,
+        slots_T: Tensor,
+        positions_T: Tensor | None = None,
+        *,
+        params: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Write new keys and values into their slots, rotated and quantised as the spec says.
 
-        k (T, kv_heads, head_dim), v (T, kv_heads, v_head_dim): f32, bf16 or f16, the same type.
-        slots (T,) int64: page * page_size + offset; -1 skips the token.
+        k (T, kv_heads, head_dim), v (T, kv_heads, v_head_dim): f32, bf16 or f16, the same type; v is None
+        where the spec has V inside K. slots (T,) int64: page * page_size + offset; -1 skips the token.
+        Where the spec rotates K here: positions (T,) int32 and ``params={"rope_table": self.rope_table(n)}``.
         """
+        turns = self._turns
         if isinstance(cache, Cache) and cache.traced():
-            cache.ops.append(k_THD, v_THD, slots_T, *cache.planes.values())
+            given = [k_THD, v_THD, slots_T, positions_T, (params or {}).get(ROPE.name)]
+            wanted = (True, not self.spec.cache.alias, True, turns, turns)
+            cache.ops.append(
+                *(x for x, want in zip(given, wanted, strict=True) if want), *cache.planes.values()
+            )
             return
-        calls = cache.calls if isinstance(cache, Cache) else None
-        if calls is not None and calls.append(self, k_THD, v_THD, slots_T):
-            return
+        calls = None
+        if v_THD is not None and positions_T is None and params is None and not turns:
+            calls = cache.calls if isinstance(cache, Cache) else None
+            if calls is not None and calls.append(self, k_THD, v_THD, slots_T):
+                return
         self._own(cache)
         import torch
 
@@ -41,9 +61,16 @@ class CacheOps(AttentionOps):
         floats = (torch.bfloat16, torch.float16, torch.float32)
         check.need("k", k_THD, floats, ("T", att.kv_heads, att.head_dim), cache.device)
         tokens = k_THD.shape[0]
-        check.need("v", v_THD, (k_THD.dtype,), (tokens, att.kv_heads, att.v_head_dim), cache.device)
+        inputs = {"k": k_THD, "slots": slots_T}
+        if self.spec.cache.alias:
+            if v_THD is not None:
+                raise ArgumentError(f"v = {brief(v_THD)}: V is a part of K in this cache; give None")
+        else:
+            check.need("v", v_THD, (k_THD.dtype,), (tokens, att.kv_heads, att.v_head_dim), cache.device)
+            inputs["v"] = v_THD
         check.need("slots", slots_T, (torch.int64,), (tokens,), cache.device)
-        places.need_outside({"k": k_THD, "v": v_THD, "slots": slots_T}, cache.fields())
+        turning = self._turning(positions_T, params, tokens, slots_T, cache)
+        places.need_outside(inputs, cache.fields())
         if self._checks_values(cache):
             check.check_slots(slots_T, cache.capacity)
         if not tokens:
@@ -54,30 +81,74 @@ class CacheOps(AttentionOps):
             "k_new": k_THD,
             "k_new_stride_tok": k_THD.stride(0),
             "k_new_stride_head": k_THD.stride(1),
-            "v_new": v_THD,
-            "v_new_stride_tok": v_THD.stride(0),
-            "v_new_stride_head": v_THD.stride(1),
             "slots": slots_T,
             "num_tokens": tokens,
+            **turning,
         }
+        if v_THD is not None:
+            values |= {
+                "v_new": v_THD,
+                "v_new_stride_tok": v_THD.stride(0),
+                "v_new_stride_head": v_THD.stride(1),
+            }
         kernel.launch(values)
         if calls is not None:
             self._remember("append", kernel, calls, (k_THD, v_THD, slots_T), (k_THD, v_THD, slots_T), values)
 
+    @cached_property
+    def _turns(self) -> bool:
+        """Whether an append rotates K."""
+        rope = self.spec.attention.rope
+        return rope is not None and rope.stored == "post"
+
+    def _turning(
+        self, positions: Tensor | None, params: Any, tokens: int, slots: Tensor, cache: Cache
+    ) -> dict[str, Any]:
+        """What an append's rotation reads, by ABI name."""
+        import torch
+
+        if not self._turns:
+            if positions is not None:
+                reason = "this spec does not rotate K at append"
+                raise ArgumentError(f"positions = {brief(positions)}: {reason}; leave positions out")
+            return bind((), params, {}, cache.device)
+        if positions is None:
+            raise ArgumentError("positions: missing; this spec rotates K at append: give (T,) int32")
+        check.need("positions", positions, (torch.int32,), (tokens,), cache.device)
+        values = bind((ROPE,), params, self._rotary, cache.device)
+        if self._checks_values(cache):
+            check.check_positions(positions, slots, values["param_rope_table"].shape[0])
+        return {"positions": positions, **values}
+
     def merge(
-        self, outs_NTHD: Tensor, lses_NTH: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+        self,
+        outs_NTHD: Tensor,
+        lses_NTH: Tensor,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        params: Mapping[str, Tensor] | None = None,
+        finalize: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Merge N attention states of the same queries over disjoint keys.
 
         outs (N, T, q_heads, v_head_dim) f32, bf16 or f16; lses (N, T, q_heads) f32 base 2. ``out`` and
-        ``lse`` may be one of the inputs. No states, or only empty ones, give (0, -inf).
+        ``lse`` may be one of the inputs. No states, or only empty ones, give (0, -inf). A spec's sink
+        (``params={"sink_logit": ...}``) joins here, once, unless ``finalize`` is False: states that are
+        merged must come from calls with ``finalize=False``.
         """
         import torch
 
+        att = self.spec.attention
+        wanted = (SINK,) if att.sink else ()
+        if not wanted and not finalize:
+            finalize = True
+        if wanted:
+            params = self._parts(params, finalize, outs_NTHD)
         if torch.compiler.is_compiling():
             check.need_default(out=out, lse=lse)
-            return self.torch_ops.ops.merge(outs_NTHD, lses_NTH)  # type: ignore[no-any-return]
-        att = self.spec.attention
+            sinks = [(params or {}).get(param.name) for param in wanted]
+            return self.torch_ops.ops.merge(outs_NTHD, lses_NTH, *sinks)  # type: ignore[no-any-return]
         # Nothing else says which device: without a tensor, ``need`` refuses outs for what it is.
         device = getattr(outs_NTHD, "device", None)
         floats = (torch.float32, torch.bfloat16, torch.float16)
@@ -85,9 +156,10 @@ class CacheOps(AttentionOps):
         states, tokens = outs_NTHD.shape[:2]
         check.need("lses", lses_NTH, (torch.float32,), (states, tokens, att.q_heads), device)
         given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
+        bound = bind(wanted, params, {"head": att.q_heads}, device)
         out, lse = self._outputs(out, lse, tokens, outs_NTHD.dtype, device)
         if given:
-            places.need_apart(given, {})
+            places.need_apart(given, bound)
         # One of the inputs is a fine place, state for state; a place across several is not.
         for name, made, own, other in (("out", out, outs_NTHD, lses_NTH), ("lse", lse, lses_NTH, outs_NTHD)):
             if name in given:
@@ -109,6 +181,7 @@ class CacheOps(AttentionOps):
                     **output_values(out, lse),
                     "num_states": states,
                     "num_tokens": tokens,
+                    **bound,
                 }
             )
         return out, lse
@@ -141,7 +214,8 @@ class CacheOps(AttentionOps):
     ) -> tuple[Tensor, Tensor]:
         """The keys and values of each request as contiguous rows, decoded to ``dtype`` (q_dtype).
 
-        Returns k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim), requests one after another.
+        Returns k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim), requests one after another; v is a
+        view of k where the spec has V inside K. Keys come as they are stored.
         On a GPU the row count T is read back once unless ``out=(k, v)`` is given.
         """
         if isinstance(cache, Cache) and cache.traced():
@@ -162,9 +236,17 @@ class CacheOps(AttentionOps):
             )
         ends = torch.cumsum(kv_lens_B, 0, dtype=torch.int64)
         total = (int(ends[-1]) if len(ends) else 0) if out is None else out[0].shape[0]
+        alias = self.spec.cache.alias
         if out is None:
             k = check.empty("k", (total, att.kv_heads, att.head_dim), dtype, cache.device)
-            v = check.empty("v", (total, att.kv_heads, att.v_head_dim), dtype, cache.device)
+            v = (
+                k[..., : att.v_head_dim]
+                if alias
+                else check.empty("v", (total, att.kv_heads, att.v_head_dim), dtype, cache.device)
+            )
+        elif alias:
+            reason = "V is a part of K in this cache: what is gathered is one tensor"
+            raise ArgumentError(f"out = {brief(out)}: {reason}; leave out= out and use both results")
         else:
             k, v = out
             if cache.device.type == "cpu":

@@ -139,7 +139,7 @@ class Calls:
             or not known.alike(*[t if type(t) is Tensor and not t.is_nested else None for t in (k, v, slots)])
         ):
             key = call_key(library.serial, "append", (k, v, slots), None, threads)
-            known = self._known.get(key)
+            known = self._known.get((key, ()))
             if known is None or key is None:
                 return False
             self._last[kind] = known
@@ -176,13 +176,14 @@ class Calls:
         workspace: Tensor | None,
         scale: Any,
         num_threads: int | None,
+        extra: Hashable = (),
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a call of known shapes; None where the long way must be taken."""
+        """Run a call of known shapes; None where the long way must be taken. ``extra``: its parameters."""
         threads = machine.num_threads(num_threads)
         q, q_starts, table, kv_lens, out, lse = tensors
         if q is None or table is None or kv_lens is None:
             return None
-        kind = library.serial, op, q_starts is None, out is None, lse is None
+        kind = library.serial, op, q_starts is None, out is None, lse is None, extra
         known = self._last.get(kind)
         if (
             known is None
@@ -193,7 +194,7 @@ class Calls:
             )
         ):
             key = call_key(library.serial, op, tensors, scale, threads)
-            known = self._known.get(key)
+            known = self._known.get((key, extra))
             if known is None or key is None:
                 return None
             self._last[kind] = known

@@ -98,7 +98,9 @@ def export(
         library = assemble(spec, target, tune="cache", schedule=schedule)
         kernels[target], own = export_kernels(library)
         files |= own
-    manifest = manifests.Manifest(__version__, spec, place(spec), kernels)
+    found = library.frequencies() if spec.attention.rope else None
+    steps = (tuple(found[0]), found[1]) if found else None
+    manifest = manifests.Manifest(__version__, spec, place(spec), kernels, steps)
     files[manifests.NAME] = manifest.dump().encode()
     files |= {path: text.encode() for path, text in vendored(package, __version__).items()}
     context = {"package": package, "manifest": manifest, "spec": spec}

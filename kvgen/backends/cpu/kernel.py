@@ -50,6 +50,13 @@ class CpuKernel:
             return 0
         return int(self._query(self.struct(values), -1, 0))
 
+    def broken_rule(self, values: Mapping[str, Any], num_pages: int, rows: int) -> int:
+        """The first rule of ``kvgen.ir.rules`` that lengths, row starts or page ids break; 0 for none.
+
+        Only ids of pages that the masks let a query read are looked at.
+        """
+        return max(0, -int(self._query(self.struct(values), num_pages, rows))) if self._query else 0
+
     def launch(self, values: Mapping[str, Any]) -> None:
         """Run with values by ABI name."""
         self._run(*self._pack(values))
