@@ -18,7 +18,7 @@ from kvgen.bench.facts import gather as gather_facts
 from kvgen.bench.measure import Settings, measure
 from kvgen.bench.peers.registry import Peer
 from kvgen.bench.report import Report
-from kvgen.builder import build
+from kvgen.builder import assemble, build
 from kvgen.ir import Spec
 from kvgen.library import Library
 
@@ -34,17 +34,23 @@ def bench(
     settings: Settings | None = None,
     tune: str = "cache",
     schedule: Mapping[str, Mapping[str, Any]] | None = None,
+    variants: bool = False,
     say: Say = lambda stage, done, total, note: None,
 ) -> Report:
     """Time the specs on the CPU at hand; those of one attention (heads, sizes, masks) take turns.
 
     ``cases`` None: the default set. ``threads``: default all usable, whatever ``settings`` says. Libraries
-    are built as ``kvgen.build`` does. Raises what ``build`` raises, and ``ArgumentError`` for bad threads.
+    are built as ``kvgen.build`` does. ``variants``: instead of the specs against each other, each registered
+    mask, score and sink against the plain kernel of each spec (``kvgen.bench.variants``), without peers or
+    tuned schedules.
+    Raises what ``build`` raises, and ``ArgumentError`` for bad threads.
     """
     from kvgen.models.threads import using_threads
 
     with using_threads(threads) as count:
         settings = replace(settings or Settings(), threads=count)
+        if variants:
+            return _variants(specs, cases, settings, schedule, say)
         libraries: dict[str, Library] = {}
         for at, (name, spec) in enumerate(names_of(specs).items()):
             say("compiling", at, len(specs), name)
@@ -56,6 +62,30 @@ def bench(
         facts = gather_facts(count)
         hashes = {name: library.spec.hash for name, library in libraries.items()}
         return Report(facts, hashes, settings.waited() is not None, tuple(found))
+
+
+def _variants(
+    specs: Sequence[Spec],
+    cases: Sequence[Case] | None,
+    settings: Settings,
+    schedule: Mapping[str, Mapping[str, Any]] | None,
+    say: Say,
+) -> Report:
+    from kvgen.bench.variants import measure_variants
+
+    def make(spec: Spec) -> Library:
+        # Compiled when first called: of six ops a case needs two.
+        return assemble(spec, tune="off", schedule=schedule)
+
+    chosen = [known.CASES[name] for name in known.VARIANT_CASES] if cases is None else cases
+    named = names_of(specs)
+    found = [
+        report
+        for name, spec in named.items()
+        for report in measure_variants(replace(spec, name=name), chosen, settings, say, make)
+    ]
+    hashes = {name: spec.hash for name, spec in named.items()}
+    return Report(gather_facts(settings.threads), hashes, settings.waited() is not None, tuple(found))
 
 
 def names_of(specs: Sequence[Spec]) -> dict[str, Spec]:

@@ -110,6 +110,9 @@ CASES: dict[str, Case] = {
 }
 """The default set, by name."""
 
+VARIANT_CASES = ("decode-1x8192", "prefill-1x512-on-8192")
+"""Where masks and scores are timed, unless the caller chooses."""
+
 RIVALS = {_EVEN.name: _EVEN}
 """Cases that run beside another one only."""
 

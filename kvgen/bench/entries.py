@@ -86,16 +86,18 @@ def gather(
     say: Say,
 ) -> tuple[list[Entry], dict[str, str]]:
     """All contenders of a case and of the even one beside it, filled; and who cannot take part, and why."""
-    shape = Shape.of(next(iter(libraries.values())).spec)
     entries: list[Entry] = []
     left_out: dict[str, str] = {}
     for each in (case, *([RIVALS[case.even]] if case.even else [])):
-        scene = scene_of(each, shape)
+        shapes = [Shape.of(library.spec) for library in libraries.values()]
+        # Variants of a spec have masks of their own, and so other right outputs, of the same values.
+        scenes = {shape: scene_of(each, shape) for shape in dict.fromkeys(shapes)}
+        scene = scenes[shapes[0]]
         tail = "" if each is case else " (even)"
-        for name, library in libraries.items():
+        for (name, library), shape in zip(libraries.items(), shapes, strict=True):
             say(f"{case.name}: filling caches", 0, 1, f"kvgen {name}")
-            made = ours.make(scene, library, f"kvgen {name}{tail}")
-            entries.append(Entry(made.name, each, scene, made.format, name, made))
+            made = ours.make(scenes[shape], library, f"kvgen {name}{tail}")
+            entries.append(Entry(made.name, each, scenes[shape], made.format, name, made))
         for peer, form in _forms(case, libraries, peers):
             entry = Entry(f"{peer.name} {form}{tail}", each, scene, form)
             say(f"{case.name}: filling caches", 0, 1, entry.name)
@@ -119,14 +121,12 @@ def _forms(case: Case, libraries: Mapping[str, Library], peers: Sequence[Peer]) 
 
 def check(entries: Sequence[Entry], case: Case, say: Say) -> None:
     """Compare what the first and the last set of every contender give; who is wrong is not timed."""
-    expected: dict[str, Expected] = {}
+    expected: dict[int, Expected] = {}
     for at, entry in enumerate(entries):
         say(f"{case.name}: checking outputs", at, len(entries), entry.name)
         if entry.contender is None:
             continue
-        if entry.case.name not in expected:
-            expected[entry.case.name] = Expected(entry.scene)
-        right = expected[entry.case.name]
+        right = expected.setdefault(id(entry.scene), Expected(entry.scene))
         try:
             verdicts = _judged(entry, entry.contender, right)
         except THIRD_PARTY as error:

@@ -61,6 +61,12 @@ NoPeers = Annotated[bool, typer.Option("--no-peers", help="kvgen and the read li
 ListPeers = Annotated[
     bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and leave.")
 ]
+Variants = Annotated[
+    bool,
+    typer.Option(
+        "--variants", help="Time each mask, score and sink against the plain kernel of SPEC instead."
+    ),
+]
 Compare = Annotated[
     str | None,
     typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json."),
@@ -102,6 +108,7 @@ def run(
     peers: PeerNames = None,
     no_peers: NoPeers = False,
     list_peers: ListPeers = False,
+    variants: Variants = False,
     pin: Pins = None,
     compare: Compare = None,
     plot: Plot = None,
@@ -165,17 +172,20 @@ def run(
     paths, file = json_file(specs or [], as_json)
     if not paths:
         raise ArgumentError("SPEC: none given; give a TOML file, or --model")
-    cases = chosen_cases(case, batch, context, queries)
+    if variants and peers:
+        raise ArgumentError(f"--peers {peers[0]}: --variants compares kvgen with itself; give one of the two")
+    cases = chosen_cases(case, batch, context, queries, variants=variants)
     from kvgen.bench import Settings
     from kvgen.commands.bench_run import run_specs
 
     run_specs(
         [read_spec(path) for path in paths],
         cases,
-        Settings(rounds=rounds or 15, seconds=seconds or 8.0),
+        Settings(rounds=rounds or 15, seconds=seconds or (2.0 if variants else 8.0)),
+        variants=variants,
         threads=threads,
         peers=peers or [],
-        no_peers=no_peers,
+        no_peers=no_peers or variants,
         pins=pin,
         against=compare,
         picture=plot,
@@ -193,9 +203,14 @@ def json_file(words: Sequence[str], as_json: bool) -> tuple[list[str], str | Non
 
 
 def chosen_cases(
-    names: Sequence[str] | None, batch: Sequence[int] | None, context: int | None, queries: int | None
+    names: Sequence[str] | None,
+    batch: Sequence[int] | None,
+    context: int | None,
+    queries: int | None,
+    *,
+    variants: bool = False,
 ) -> list[Case]:
-    """Cases by name, or one of the caller's own for each batch."""
+    """Cases by name, or one of the caller's own for each batch; by default all, or those for variants."""
     from kvgen.bench import cases
 
     own = batch or context is not None or queries is not None
@@ -203,4 +218,5 @@ def chosen_cases(
         raise ArgumentError(
             f"--case {names[0]}: has its own shape; leave out --batch, --context and --queries"
         )
-    return cases.free(batch or [], context, queries) if own else cases.choose(names or [])
+    default = cases.VARIANT_CASES if variants else ()
+    return cases.free(batch or [], context, queries) if own else cases.choose(names or default)

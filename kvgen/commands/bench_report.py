@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvgen.bench.report import DISTURBED, OK
+from kvgen.bench.report import DISTURBED, OK, WRONG
 from kvgen.commands import output
 from kvgen.commands.tune_report import scaled
 
@@ -23,22 +23,63 @@ def print_report(report: Report, missing: Sequence[Peer]) -> None:
     short = short_names(list(report.specs))
     for case in report.cases:
         print_case(case, short, report.facts.threads)
+    print_facts(report, "over: its time over kvgen's in the same rounds; error: over the largest output.")
+    packages = {peer.package: peer for peer in missing}
+    for peer in packages.values():
+        names = ", ".join(other.name for other in missing if other.package == peer.package)
+        output.line(f"Not here: {names}; to compare: {peer.install}")
+
+
+def print_facts(report: Report, meaning: str) -> None:
+    """The machine, and what the columns mean."""
     output.line()
     facts = report.facts
     output.line(
         f"{facts.cpu}, {facts.isa}, L3 {facts.l3_bytes >> 20} MB, huge pages {facts.huge_pages}, "
-        f"torch {facts.torch}. us: median; +-: half the quartiles' distance; samples "
-        "(dropped); over: its time over kvgen's in the same rounds; error: over the largest output."
+        f"torch {facts.torch}. us: median; +-: half the quartiles' distance; samples (dropped); {meaning}"
     )
     if not report.waits_counted:
         output.line(
             "This kernel does not count how long threads wait for a core (/proc/self/task/*/schedstat): "
             "no sample was dropped, and figures of a busy machine cannot be told from others."
         )
-    packages = {peer.package: peer for peer in missing}
-    for peer in packages.values():
-        names = ", ".join(other.name for other in missing if other.package == peer.package)
-        output.line(f"Not here: {names}; to compare: {peer.install}")
+
+
+def print_variants(report: Report) -> None:
+    """One table for each case and spec: a row for each mask, score and sink, beside its plain kernel."""
+    tables: dict[str, list[CaseReport]] = {}
+    for case in report.cases:
+        tables.setdefault(f"{case.title}: {case.shape}, {_threads(report.facts.threads)}", []).append(case)
+    for title, cases in tables.items():
+        rows = [variant_row(case) for case in cases]
+        output.table(VARIANT_COLUMNS, rows, title=title, right=VARIANT_COLUMNS[2:])
+        for name, why in (each for case in cases for each in case.left_out.items()):
+            output.line(f"{name}: left out: {why}")
+        for row in (row for case in cases for row in case.rows if row.status == WRONG):
+            output.line(f"{row.contender}: wrong: {row.message}")
+    print_facts(report, "ratio: the variant's time over the plain kernel's in the same rounds.")
+
+
+VARIANT_COLUMNS = ("variant", "beside", "us", "plain us", "ratio", "+-", "samples", "error")
+
+
+def variant_row(case: CaseReport) -> list[str]:
+    """One variant of a case: its time, that of its plain kernel, and their ratio."""
+    name = case.case.partition(": ")[2]
+    if not case.rows:
+        return [name, *["-"] * (len(VARIANT_COLUMNS) - 1)]
+    plain, variant = case.rows
+    ratio = variant.ratios.get(plain.spec or "")
+    times = [scaled(row.seconds.median, 1e-6) if row.seconds else row.status for row in (variant, plain)]
+    return [
+        name,
+        plain.spec or "",
+        *times,
+        f"{ratio.median:.2f}" if ratio else "-",
+        f"{ratio.spread:.0%}" if ratio else "-",
+        f"{len(variant.samples)} ({variant.dropped})",
+        "-" if variant.error is None else f"{variant.error:.1e}",
+    ]
 
 
 def print_case(case: CaseReport, short: dict[str, str], threads: int) -> None:

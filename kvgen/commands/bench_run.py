@@ -17,7 +17,7 @@ from kvgen.bench.peers import registry
 from kvgen.bench.plot import draw, need_plot
 from kvgen.bench.report import WRONG, Report
 from kvgen.commands import output
-from kvgen.commands.bench_report import print_comparison, print_report
+from kvgen.commands.bench_report import print_comparison, print_report, print_variants
 from kvgen.commands.options import read_pins
 from kvgen.commands.progress import progress
 from kvgen.errors import ArgumentError
@@ -38,6 +38,7 @@ def run_specs(
     picture: str | None,
     file: str | None,
     as_json: bool,
+    variants: bool = False,
 ) -> None:
     """Bench and tell; leaves with 1 where a kernel of kvgen's is wrong. The impossible is refused at once."""
     chosen = registry.choose(peers, no_peers)
@@ -53,7 +54,14 @@ def run_specs(
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UntunedWarning)
         report = bench(
-            specs, cases, peers=chosen, threads=threads, settings=settings, schedule=schedule or None, say=say
+            specs,
+            cases,
+            peers=chosen,
+            threads=threads,
+            settings=settings,
+            schedule=schedule or None,
+            variants=variants,
+            say=say,
         )
     data = report.to_json()
     if file is not None:
@@ -63,14 +71,17 @@ def run_specs(
     if as_json:
         output.print_json(data)
     else:
+        if variants:
+            print_variants(report)
+        else:
+            print_report(report, [] if no_peers or peers else registry.missing())
         tell(report, old, [note.message for note in untuned], all_peers=not (no_peers or peers))
     if any(row.spec is not None and row.status == WRONG for case in report.cases for row in case.rows):
         raise typer.Exit(1)
 
 
 def tell(report: Report, old: Report | None, notes: Sequence[Warning | str], *, all_peers: bool) -> None:
-    """Print the tables, what they are of, who might have taken part as well, and what changed."""
-    print_report(report, registry.missing() if all_peers else [])
+    """Print who might have taken part as well, and what changed."""
     slow = [peer.name for peer in registry.PEERS.values() if peer.slow and peer.installed]
     if all_peers and slow:
         output.line(f"Only when named, since it compiles for each case: {', '.join(slow)} (--peers all).")
