@@ -1,4 +1,4 @@
-"""What the answers of CPU kernels share: inputs, tiles, chunks of V, fold sites, bounds of masks."""
+"""What the answers of CPU kernels share: inputs, tiles, chunks of V, fold sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Constant, Part
 from kvgen.passes.address import Address
 from kvgen.passes.lower import FoldSite
-from kvgen.passes.masks import MaskTerm
+
+LOG2E = 1.4426950408889634
+"""What turns natural units into those of base 2."""
 
 LANES = {"avx512": 16, "avx2": 8, "portable": 4}
 """f32 lanes of a vector of each ISA row."""
@@ -76,25 +78,9 @@ def score_scale(fold: FoldSite) -> str:
     return "(float)a.score_scale"
 
 
-def v_static(fold: FoldSite, decode: bool) -> str:
+def v_static(fold: FoldSite, decode: bool, plane: str = "v") -> str:
     """Text of the V scale of the head being finished; empty where V has no static scale."""
     if fold.site != "output":
         return ""
     at = "0" if not fold.per_head else "u.head0 + h" if decode else "u.head0"
-    return f"a.v_scale[{at}]"
-
-
-def bounds(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
-    """The tightest bound of all terms, as C++ text; empty where none bounds."""
-
-    def tightest(texts: list[str], pick: str) -> str:
-        while len(texts) > 1:
-            texts = [f"std::{pick}<int64_t>({texts[0]}, {texts[1]})", *texts[2:]]
-        return texts[0] if texts else ""
-
-    return {
-        "lo": tightest([t.lo for t in terms if t.lo], "max"),
-        "hi": tightest([t.hi for t in terms if t.hi], "min"),
-        "full_lo": tightest([t.full_lo for t in terms if t.full_lo], "max"),
-        "full_hi": tightest([t.full_hi for t in terms if t.full_hi], "min"),
-    }
+    return f"a.{plane}_scale[{at}]"

@@ -1,13 +1,7 @@
-"""What decode asks the plan on the CPU: tiles of whole pages, the form of each side, fold sites, masks.
-
-A side has one of three forms. ``panel``: vectors of keys, read where they lie (``cpu_panels``). Rows: vectors
-run along d, which must be contiguous. Staged: a tile's rows are first copied, and unpacked where no vector
-operation reads the format, to rows in the thread's scratch: right for every layout, fast for none.
-"""
+"""What decode asks the plan on the CPU: tiles of whole pages, the form of each side, fold sites, masks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -15,13 +9,12 @@ from kvgen.errors import UnsupportedError
 from kvgen.ir import Spec, rules
 from kvgen.ir.plan import Constant
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
-from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import (
     LANES,
+    LOG2E,
     REGISTER_TILE,
     Answers,
     Inputs,
-    bounds,
     round_up,
     run_along_d,
     score_scale,
@@ -29,63 +22,39 @@ from kvgen.passes.cpu_attention import (
     v_static,
     whole_tile,
 )
-from kvgen.passes.cpu_panels import LINE, Panel, digits, k_panel, v_panel
+from kvgen.passes.cpu_panels import LINE, digits
+from kvgen.passes.cpu_range import key_range
+from kvgen.passes.cpu_sides import Side, sides
+from kvgen.passes.cpu_terms import attention_terms, helper_texts, term_words
 from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import fold_site
-from kvgen.passes.masks import mask_terms
+from kvgen.passes.terms import masking, scoring
 
 MOST_VECTORS = 4
 """Vectors of keys of one call of the score kernel: with 4 query rows, 16 sums."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """How one element of a staged row is read."""
-
-    text: str = ""
-    """The element, from ``row``, ``scales`` and ``d``."""
-    plain: bool = False
-    """Whether it is copied as it is."""
-    half: str = ""
-    """Elements of half a row where one stored element holds two codes."""
-    low: str = ""
-    high: str = ""
-    scale: Address | None = None
-    """Where the scales of blocks of d lie that are multiplied in; None for scales that fold elsewhere."""
-
-    @property
-    def scaled(self) -> bool:
-        """Whether scales are multiplied in."""
-        return self.scale is not None
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of K and V as decode reads it."""
-
-    panel: Panel | None
-    staged: bool
-    stage: Stage
-    row_type: str
-    """C++ type of a row's elements as the kernels see them."""
-    row_format: str
-    """Their storage type."""
-    pairs: bool
-    """Whether bf16 pairs are multiplied without conversion."""
-    column: bool
-    """Whether each key has a scale that goes into its score or weight."""
-    blocks: int
-    """Scales of a key."""
+PLACES = {
+    "batch": "b",
+    "kv_len": "r.position + r.q_len",
+    "q_len": "r.q_len",
+    "q_row": "r.q_row + own / GROUP",
+    "q_pos": "r.position + own / GROUP",
+    "kv_head": "u.head0 + h",
+    "head": "(u.head0 + h) * GROUP + own % GROUP",
+}
+"""What ``know_rows`` calls the names of expressions."""
 
 
 def decode_answers(given: Inputs) -> Answers:
-    """Constants and answers of the decode template (variant ``single`` or ``multi``)."""
+    """Constants and answers of the decode template (variant ``single``, ``multi`` or ``prefix``)."""
     spec, schedule, target = given.spec, given.schedule, given.target
-    att, page, multi = spec.attention, spec.cache.page_size, given.variant == "multi"
+    att, page, multi = spec.attention, spec.cache.page_size, given.variant != "single"
     lanes, row_block = LANES[target.arch], schedule.int("row_block")
     if lanes % row_block:
         raise UnsupportedError(f"row_block = {row_block} does not divide the {lanes} lanes of {target.name}")
-    k, v = (_side(given, side, lanes) for side in ("k", "v"))
+    k, v = sides(given, lanes)
+    alias = spec.cache.alias
     tile = whole_tile(schedule.int("tile"), page, _tile_step(k, v, lanes))
     block = min(page, tile)
     vectors = max(n for n in range(1, MOST_VECTORS + 1) if (tile // lanes or 1) % n == 0)
@@ -95,8 +64,11 @@ def decode_answers(given: Inputs) -> Answers:
     v_packed = v.panel is not None and len(v.panel.parts) > 1
     k_digits = digits(spec, "k") if k.panel and k.panel.integer else 0
     v_digits = digits(spec, "v") if v.panel and v.panel.integer else 0
-    masks = mask_terms(att) if multi else ()
-    ranged = tuple(term for term in mask_terms(att) if multi or term.lo)
+    seen = masking(spec, single=not multi, prefix=given.variant == "prefix")
+    score = scoring(spec)
+    terms = attention_terms(seen, score, att.params, PLACES)
+    ranges = key_range(seen, att.params)
+    sink = att.sink and given.variant != "prefix"
     prefetch = schedule.int("prefetch") == 1 and not (k.staged or v.staged)
     v_tail = (att.v_head_dim // (2 if v_packed else 1)) % v_step
     k_tail = 0 if k.panel else att.head_dim % k_step
@@ -124,21 +96,28 @@ def decode_answers(given: Inputs) -> Answers:
     q_rounded = _rounds_query(spec, k)
     if q_rounded:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
-    if att.window is not None:
-        constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
+    if sink:
+        constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
+    constants += terms.constants
     per_chunk = REGISTER_TILE[target.arch] // row_block // (2 if v_packed or (v.pairs and not v.panel) else 1)
     answers: dict[str, Any] = {
         "multi": multi,
+        "words": term_words(att, seen, score),
         "ragged": multi,
         "rules": rules,
-        "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(masks)),
+        "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(terms.predicate)),
+        "term_helpers": helper_texts(terms.helpers, ranges.helpers),
         "prefetch_next": prefetch,
+        "prefetch_v": prefetch and not alias,
+        "alias": alias,
+        "plane_of": {"k": "k", "v": "k" if alias else "v"},
+        "v_rows": "k" if alias and not (k.panel or v.staged) else "v",
         # Units of some heads only follow one another on the same pages.
         "look_ahead": prefetch and schedule.int("heads") == att.kv_heads,
         "part_page": tile < page,
         "tile_pairs": tile % 2 == 0,
         "whole_vectors": tile % lanes == 0,
-        "ranged_tiles": any(term.lo for term in ranged),
+        "ranged_tiles": bool(ranges.lo),
         "rows_bounded": not (k.panel and v.panel),
         "scale_bytes": {side: _scale_bytes(given, side, block) for side in ("k", "v")},
         "k_panel": k.panel,
@@ -162,7 +141,7 @@ def decode_answers(given: Inputs) -> Answers:
         "q_type": C_TYPES[att.q_dtype],
         "q_operand": "uint16_t" if k.pairs else "float",
         "q_prepare": "source[d]" if k.pairs else to_f32(att.q_dtype, "source[d]"),
-        "out_convert": from_f32(att.q_dtype, "row[d]"),
+        "out_convert": from_f32(att.q_dtype, "row[d] * factor" if sink else "row[d]"),
         "k_operand": "vpairs" if k.pairs else "vf",
         "load_k": "load_pairs" if k.pairs else f"load_{k.row_format}",
         "load_q": "load_pairs" if k.pairs else "load_f32",
@@ -184,54 +163,21 @@ def decode_answers(given: Inputs) -> Answers:
         "k_column": k.column,
         "v_column": v.column,
         "score_scale": score_scale(folds["k"]),
-        "v_static": v_static(folds["v"], decode=True),
-        "masks": masks,
-        "visible": " && ".join(f"({term.visible})" if len(masks) > 1 else term.visible for term in masks),
-        "ranged": bool(ranged),
-        "range": bounds(ranged),
+        "v_static": v_static(folds["v"], decode=True, plane="k" if alias else "v"),
+        "predicate": terms.predicate,
+        "predicate_uses": terms.predicate_uses,
+        "score_text": terms.score,
+        "score_uses": terms.score_uses,
+        "keyed": terms.keyed,
+        "placed": terms.placed,
+        "row_values": terms.values,
+        "row_uses": terms.uses,
+        "never_full": bool(terms.predicate) and seen.never_full,
+        "keys_end": "end" if seen.never_full and terms.predicate else "(WHOLE ? TILE : end)",
+        "range": ranges,
+        "sink": sink,
     }
     return tuple(constants), answers
-
-
-def _side(given: Inputs, side: str, lanes: int) -> Side:
-    """The form of ``k`` or ``v``: panels where the layout has them, else rows, staged where they must be."""
-    spec, target, address = given.spec, given.target, given.addresses[side]
-    quant = spec.cache.quant(side)
-    # A bf16 query over bf16 rows multiplies pairs without conversion; weights are then rounded to bf16 too.
-    pairs = "bf16" in target.features and spec.attention.q_dtype == "bf16" and quant.format == "bf16"
-    find = k_panel if side == "k" else v_panel
-    panel = find(spec, given.record, target, address, lanes, pairs)
-    fold = fold_site(spec, side)
-    column = fold.site in ("score_column", "weight_column")
-    width = spec.attention.head_dim if side == "k" else spec.attention.v_head_dim
-    storage = quant.fmt.storage
-    blocks = width // fold.block if fold.block else 1
-    if panel:
-        return Side(panel, False, Stage(), C_TYPES[storage], storage, pairs, column, blocks)
-    stage, row_format = _stage(spec, side, address, given.addresses.get(f"{side}_scale"))
-    staged = address.stride("d") != 1 or not stage.plain
-    return Side(None, staged, stage, C_TYPES[row_format], row_format, pairs, column and blocks == 1, 1)
-
-
-def _stage(spec: Spec, side: str, address: Address, scale: Address | None) -> tuple[Stage, str]:
-    """How a staged row is read, and the storage type of what it becomes."""
-    quant = spec.cache.quant(side)
-    at = address.c(d="d")
-    if quant.fmt.packed == 2:
-        half = (spec.attention.head_dim if side == "k" else spec.attention.v_head_dim) // 2
-        low, high = "(int8_t)(codes << 4) >> 4", "(int8_t)codes >> 4"
-        if not quant.d_block:
-            return Stage(text="codes", half=str(half), low=low, high=high), "int8"
-        assert scale is not None
-        low, high = (
-            f"(float)({code}) * scales[{scale.c(d=d)}]" for code, d in ((low, "d"), (high, f"({half} + d)"))
-        )
-        return Stage(text="codes", half=str(half), low=low, high=high, scale=scale), "f32"
-    if quant.d_block:
-        assert scale is not None
-        value = to_f32(quant.fmt.storage, f"row[{at}]")
-        return Stage(text=f"{value} * scales[{scale.c(d='d')}]", scale=scale), "f32"
-    return Stage(text=f"row[{at}]", plain=True), quant.fmt.storage
 
 
 def _rounds_query(spec: Spec, k: Side) -> bool:

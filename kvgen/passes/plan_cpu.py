@@ -11,7 +11,7 @@ from typing import Any
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, KernelPlan
 from kvgen.passes.abi import check_variant, op_args
-from kvgen.passes.cpu_attention import Answers, Inputs
+from kvgen.passes.cpu_attention import LOG2E, Answers, Inputs
 from kvgen.passes.cpu_codec import append_answers, gather_answers
 from kvgen.passes.cpu_decode import decode_answers
 from kvgen.passes.cpu_prefill import prefill_answers
@@ -24,7 +24,7 @@ def plan_cpu(
 ) -> KernelPlan:
     """The lowered CPU kernel of ``op``.
 
-    ``variant``: decode ``single`` or ``multi``; append, gather and merge the type outside the cache.
+    ``variant``: decode ``single``, ``multi`` or ``prefix``; append, gather and merge the type outside the cache.
     Defaults: ``single`` and the query's type. ``UnsupportedError`` for an unknown variant.
     """
     variant = check_variant(op, variant, spec)
@@ -92,7 +92,10 @@ def _includes(op: str, target: Target) -> tuple[str, ...]:
 
 
 def _merge(given: Inputs) -> Answers:
-    return (), {
+    sink = given.spec.attention.sink
+    constants = (Constant("LOG2E", LOG2E, "natural units to those of base 2"),) if sink else ()
+    return constants, {
+        "sink": sink,
         "io_type": C_TYPES[given.variant],
         "read": to_f32(given.variant, "out[d]"),
         "write": from_f32(given.variant, "row[d] * factor"),

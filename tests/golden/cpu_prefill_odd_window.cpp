@@ -446,8 +446,9 @@ inline int64_t broken_rule(const Args& a, int64_t num_pages, int64_t rows) {
     if (q_len < 0) return 2;
     int64_t lo, hi;
     key_range(kv_len - q_len, kv_len - 1, kv_len, lo, hi);
+    if (lo >= hi) continue;
     const int32_t* pages = a.page_table + b * a.table_stride;
-    for (int64_t p = lo / PAGE; p < (kv_len + PAGE - 1) / PAGE; ++p)
+    for (int64_t p = lo / PAGE; p < (hi + PAGE - 1) / PAGE; ++p)
       if (pages[p] < 0 || pages[p] >= num_pages) return 3;
   }
   return 0;
