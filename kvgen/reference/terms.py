@@ -59,6 +59,7 @@ UNARY: Mapping[type, Callable[..., Any]] = {
     ast.USub: np.negative,
     ast.UAdd: np.positive,
     ast.Not: np.logical_not,
+    ast.Invert: np.logical_not,
 }
 
 
@@ -66,20 +67,26 @@ class Terms:
     """The masks, scores and sink of a spec with the parameters of one call."""
 
     def __init__(
-        self, att: AttentionSpec, params: Mapping[str, Array] | None = None, batch: int = 0, row: int = 0
+        self,
+        att: AttentionSpec,
+        params: Mapping[str, Array] | None = None,
+        batch: int = 0,
+        row: int = 0,
+        place: tuple[int, int] | None = None,
     ) -> None:
         """``params``: an array for each of the spec's parameters, bits packed. Missing ones are an error.
-        ``batch``, ``row``: the request and the query row that calls count from."""
-        self.att, self.batch, self.row = att, batch, row
+        ``batch``, ``row``: the request and the query row that calls count from. ``place``: calls have one
+        query, which is this one of so many."""
+        self.att, self.batch, self.row, self.place = att, batch, row, place
         self.params = dict(params or {})
         missing = [p.name for p in att.params if p.name not in self.params]
         if missing:
             reads = ", ".join(p.name for p in att.params)
             raise ArgumentError(f"params[{missing[0]!r}] is missing; the spec reads {reads}")
 
-    def at(self, batch: int, row: int) -> Terms:
-        """The same for calls that count from another request and row."""
-        return Terms(self.att, self.params, batch, row)
+    def at(self, batch: int, row: int, place: tuple[int, int] | None = None) -> Terms:
+        """The same for calls that count from another request and row, or have only one query."""
+        return Terms(self.att, self.params, batch, row, place)
 
     def visible(self, batch: int, first_row: int, q_len: int, kv_len: int) -> Array:
         """bool [q_heads or 1, q, kv]: who sees whom in request ``batch``, whose first query row is given."""
@@ -107,6 +114,8 @@ class Terms:
 
     def _names(self, batch: int, first_row: int, q_len: int, kv_len: int) -> dict[str, Any]:
         i = np.arange(q_len)[None, :, None]
+        if self.place is not None:
+            i, q_len = i + self.place[0], self.place[1]
         head = np.arange(self.att.q_heads)[:, None, None]
         return {
             "q_pos": i + kv_len - q_len,
