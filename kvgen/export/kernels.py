@@ -70,6 +70,7 @@ def _triton(plan: KernelPlan, kernel: TritonKernel) -> tuple[Exported, Files]:
             "toolchain": compiled.toolchain,
             "signature": [list(pair) for pair in compiled.signature],
             "aligned_16": sorted(part.aligned),
+            **({} if part.maxnreg is None else {"maxnreg": part.maxnreg}),
             **asdict(compiled.metadata),
             "resources": resources[part.kernel],
         }

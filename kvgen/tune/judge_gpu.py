@@ -11,9 +11,10 @@ from typing import Any
 from kvgen import paths
 from kvgen.backends.cpu import machine
 from kvgen.backends.protocol import Backend
-from kvgen.backends.triton.compile import CompileResult, compile_many
+from kvgen.backends.triton.compile import CompileResult
 from kvgen.backends.triton.kernel import TritonKernel, sources
 from kvgen.backends.triton.launch_device import why_not
+from kvgen.backends.triton.roomy import compile_roomy
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.passes.abi import VARIANTS
 from kvgen.passes.inspect import faults
@@ -80,7 +81,7 @@ class GpuJudge:
             self._say(Step(self._op, "prove", done, total))
 
         found = iter(
-            compile_many(
+            compile_roomy(
                 flat,
                 self.target.name,
                 cache_dir=paths.subfolder("triton"),
@@ -95,8 +96,9 @@ class GpuJudge:
             if failed is not None:
                 candidate.fail(Outcome(failed.outcome.value), failed.message)
                 continue
+            settled = tuple(result.source for result in results)
             binaries = tuple(r.kernel for r in results if r.kernel is not None)
-            self._inspect(candidate, plan.op, TritonKernel(plan, text, group, binaries).resources())
+            self._inspect(candidate, plan.op, TritonKernel(plan, text, settled, binaries).resources())
 
     def _inspect(
         self,

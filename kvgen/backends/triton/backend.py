@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from kvgen import paths
-from kvgen.backends.triton.compile import compile_many
 from kvgen.backends.triton.kernel import TritonKernel, sources
+from kvgen.backends.triton.roomy import compile_roomy
 from kvgen.errors import ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import KernelPlan
@@ -52,7 +52,7 @@ class TritonBackend:
                 kernels |= {i: TritonKernel(plans[i], texts[i], parts[i], ()) for i in chosen}
                 continue
             results = iter(
-                compile_many(
+                compile_roomy(
                     [part for i in chosen for part in parts[i]],
                     target,
                     cache_dir=paths.subfolder("triton"),
@@ -62,12 +62,13 @@ class TritonBackend:
                 )
             )
             for i in chosen:
-                binaries = []
+                settled, binaries = [], []
                 for part in parts[i]:
                     result = next(results)
                     if result.kernel is None:
                         what = f"{plans[i].op} ({part.kernel}) for {target}, {plans[i].schedule}"
                         raise ToolchainError(f"{what}: {result.outcome.value}: {result.message}")
+                    settled.append(result.source)
                     binaries.append(result.kernel)
-                kernels[i] = TritonKernel(plans[i], texts[i], parts[i], tuple(binaries))
+                kernels[i] = TritonKernel(plans[i], texts[i], tuple(settled), tuple(binaries))
         return [kernels[i] for i in range(len(plans))]

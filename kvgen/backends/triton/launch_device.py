@@ -75,11 +75,13 @@ def run_jit(target: str, source: TritonSource, launch: Launch, arguments: Mappin
     if reason := why_not(target):
         raise ToolchainError(reason)
     function = getattr(_module(source.text), source.kernel)
+    limit = {} if source.maxnreg is None else {"maxnreg": source.maxnreg}  # NVIDIA's option only
     function[launch.grid](
         *(_typed(arguments[name], kind) for name, kind in source.launch_arguments),
         num_warps=source.num_warps,
         num_stages=source.num_stages,
         enable_fp_fusion=source.fp_fusion,
+        **limit,
     )
 
 
