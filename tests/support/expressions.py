@@ -30,13 +30,16 @@ def read(text: str) -> Node:
 
 
 def evaluate(node: Node, values: Mapping[str, Any]) -> Any:
-    """The value of ``node``: Python integers, bools and 64-bit floats. Loads are looked up by name alone."""
+    """The value of ``node``: Python integers, bools and 64-bit floats. Loads are looked up by name
+    alone, or called with their last index where what is found can be."""
     if isinstance(node, Number | Truth):
         return node.value
     if isinstance(node, Name):
         return values[node.name]
     if isinstance(node, Load):
-        return values[node.param]
+        found = values[node.param]
+        found = found(evaluate(node.index[-1], values)) if callable(found) else found
+        return bool(found) if node.type == "bool" else found
     args = [evaluate(arg, values) for arg in node.args]
     if node.type == "float" and node.op not in ("float", "where"):
         args = [float(arg) for arg in args]
