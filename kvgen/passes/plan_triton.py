@@ -2,8 +2,9 @@
 
 The parts live in ``plan_triton_*``: ``codec`` (how codes become operands), ``words`` (bytes read in pairs),
 ``types`` (what dots compute in), ``parts`` (d-parts, parameters), ``tiles`` (loads and their operands),
-``pages`` (page lookup and pointers), ``mask`` (ranges and predicates), ``attention`` (decode, prefill) and
-``rows`` (append, merge, copy, gather).
+``pages`` (page lookup and pointers), ``terms`` (printed expressions and what they load), ``mask`` (ranges and
+predicates), ``score``, ``rules`` (what all of these ask of a kernel), ``kernels`` (parameters, rows),
+``attention`` (decode, prefill) and ``rows`` (append, merge, copy, gather).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def plan_triton(
         )
     else:
         answers, constants, facts = row_answers(op, spec, record, schedule, target, variant, args)
-    strides = () if op in ("merge", "copy") else stride_constants(addresses)
+    # Addresses of a V that is a part of K are K's: each stride once.
+    strides = () if op in ("merge", "copy") else tuple(dict.fromkeys(stride_constants(addresses)))
     if op in ("decode", "prefill") and spec.cache.page_size == 1:
         # The only token of a page stands at its start.
         strides = tuple(c for c in strides if not c.name.endswith("_STRIDE_TOK"))

@@ -9,6 +9,8 @@ The query meets K in one of four ways (``Codec.q``):
 ``codes``   the same with one digit: what ``qk = "int8"`` asks for.
 ``units``   K as f16, and a bf16 query as f16 in units of a power of two, one a row, so that it fits.
 
+Where V is a part of K (MLA), one load serves both, so K is read as V has to be: as f16.
+
 V is contracted over tokens with weights of many magnitudes, so its codes become f16, exactly. A tensor core
 wants two *tokens* in one register. Loaded as int16 words (two bytes of a row), a register holds the words of
 two tokens, whose low bytes make one operand and whose high bytes another: even and odd bytes become two
@@ -81,12 +83,17 @@ class Codec:
 def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     """The codec of a spec on a target.
 
-    Raises UnsupportedError for ``pv = "int8"`` and for ``qk = "int8"`` beside an f32 query.
+    Raises UnsupportedError for ``pv = "int8"`` and for ``qk = "int8"`` beside an f32 query or where V is a
+    part of K.
     """
     att, k, v = spec.attention, spec.cache.k, spec.cache.v
     if att.pv == "int8":
         raise UnsupportedError(
             'attention.pv = "int8": Triton kernels have no 8-bit weights; use pv = "exact" (V in f16)'
+        )
+    if att.qk == "int8" and spec.cache.alias:
+        raise UnsupportedError(
+            'attention.qk = "int8" with cache.v.alias: one load serves K and V, as f16; use qk = "exact"'
         )
     if att.qk == "int8" and att.q_dtype == "f32":
         raise UnsupportedError(
@@ -96,22 +103,24 @@ def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     ptx = target.arch.startswith("sm_")
     wide = att.q_dtype == "f32"
     q, digit = "plain", 1
-    if k.fmt.integer and not wide:
+    shared = spec.cache.alias
+    if k.fmt.integer and not wide and not shared:
         q = "codes" if att.qk == "int8" else "digits"
         if q == "digits":
             # DIGIT * (q.k of the high digits) + (of the low ones) must stay below 2**31.
             digit = min(LARGEST_DIGIT, (2**31 - 1) // (127 * 128 * att.head_dim) - 1)
-    elif k.format == "e4m3" and att.q_dtype == "bf16":
+    elif k.fmt.scaled and att.q_dtype == "bf16":
         q = "units"
     words = {
         side: not wide and not target.arch.startswith("gfx") and word_plane(record.plane(side)) is not None
         for side in ("k", "v")
     }
+    v_reader = _v_reader(v.format, words["v"], wide, fp8)
     return Codec(
         q,
         digit,
-        _k_reader(k.format, q, words["k"], wide, fp8),
-        _v_reader(v.format, words["v"], wide, fp8),
+        v_reader if shared else _k_reader(k.format, q, words["k"], wide, fp8),
+        v_reader,
         ptx,
         fp8,
         any(s.format == "e4m3" and s.static_scale for s in (k, v)),

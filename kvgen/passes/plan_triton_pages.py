@@ -1,6 +1,6 @@
 """How a tile of tokens finds its pages: the texts that look ids up and point at K, V and their scales.
 
-Three ways, decided by the page size and the tile:
+Four ways, decided by the page size, the tile and the width of a row:
 
 ``pages``  several whole pages make a tile. The pointers of one page's interior do not change from tile to
            tile; a tile is page ids times the page stride, added to them and reshaped [N, P, D] -> [T, D]
@@ -10,6 +10,8 @@ Three ways, decided by the page size and the tile:
 ``page``   the tile lies inside one page: one id, and a scalar step to the tile's first token. Address
            terms of tok separate there, because the tile starts on a multiple of itself and everything is
            a power of two: at(first + t) = at(first) + at(t), split axes included.
+``runs``   the same for rows so wide that a pointer for each 16 bytes of a tile would take all registers: the
+           tile is cut into runs of 16 tokens, which share the pointers of one run's interior.
 ``flat``   the page size is not a power of two (or is 1): every token looks its own page up.
 """
 
@@ -22,13 +24,19 @@ from kvgen.passes.address import Address
 from kvgen.passes.integers import evaluate
 from kvgen.passes.plan_triton_parts import DPart
 
+RUN = 16
+"""Tokens of a run."""
+
+WIDE = 512
+"""Elements of a row from which runs pay."""
+
 
 @dataclass(frozen=True)
 class Lookup:
     """How page ids are found for the tile that starts at token ``tile``."""
 
     kind: str
-    """``pages``, ``page`` or ``flat``."""
+    """``pages``, ``page``, ``runs`` or ``flat``."""
     ids: str
     """Name of the ids in the source."""
     count: int
@@ -57,7 +65,22 @@ class Lookup:
         tok = "tok_T = tl.arange(0, TILE)"
         if self.kind == "pages":
             return (tok, "page_N = tl.arange(0, TILE // PAGE)", "tok_P = tl.arange(0, PAGE)")
+        if self.kind == "runs":
+            return (tok, f"run_N = tl.arange(0, TILE // {RUN}) * {RUN}", f"tok_P = tl.arange(0, {RUN})")
         return (tok,)
+
+    @property
+    def step(self) -> str:
+        """Token of its page on which a tile, or each of its runs, starts; empty where that is the first."""
+        first = "" if self.page_size == self.tile else f"tile % {self.page}"
+        if self.kind == "runs":
+            return f"({first} + run_N)" if first else "run_N"
+        return f"({first})" if first else ""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether pointers are those of a group of tokens, moved to several places."""
+        return self.kind in ("pages", "runs")
 
 
 @dataclass(frozen=True)
@@ -83,13 +106,14 @@ class View:
     @property
     def widens(self) -> bool:
         """Whether page ids become offsets through ``page_offset``."""
-        return self.multiple > 0 and self.lookup.kind != "page"
+        return self.multiple > 0 and self.lookup.kind in ("pages", "flat")
 
     def setup(self) -> tuple[str, ...]:
         """Loop-invariant pointers."""
         base = self._sum(f"{self.name}_ptr", self.address.triton(head="head"))
         if not self.parts:
-            name, tok = self._fixed(""), {"pages": "tok_P", "page": "tok_T"}.get(self.lookup.kind)
+            tok = {"pages": "tok_P", "runs": "tok_P", "page": "tok_T"}.get(self.lookup.kind)
+            name = self._fixed("")
             return (f"{name} = {self._sum(base, self.address.triton(tok=tok) if tok else '0')}",)
         return tuple(f"{self._fixed(p.tag)} = {self._sum(base, self._interior(p))}" for p in self.parts)
 
@@ -99,15 +123,14 @@ class View:
         if self.widens:
             (term,) = self.address.of("page")
             page = f"page_offset({self.lookup.ids}, {term.stride_name}, {self.multiple})"
-        tok = {"pages": "", "page": f"(tile % {self.lookup.page})", "flat": self._slot()}[self.lookup.kind]
-        if self.lookup.kind == "page" and self.lookup.page_size == self.lookup.tile:
-            tok = ""  # the tile is the page
+        kind = self.lookup.kind
+        tok = {"pages": "", "flat": self._slot()}.get(kind, self.lookup.step)
         return f"{self._at} = {self._sum(page, self.address.triton(tok=tok) if tok else '0')}"
 
     def scale(self, element: int) -> str:
         """Pointers [TILE] to the scales of a tile, of the block of d that holds ``element``."""
         fixed = self._fixed("") + block_step(self.address, element)
-        if self.lookup.kind != "pages":
+        if not self.lookup.grouped:
             return f"{fixed} + {self._at}"
         fixed = f"({fixed})" if " " in fixed else fixed
         return f"tl.reshape({fixed}[None, :] + {self._at}[:, None], [TILE])"
@@ -116,27 +139,26 @@ class View:
         """Pointers [TILE, width] of a tile of data."""
         fixed, kind = self._fixed(tag), self.lookup.kind
         width = next(p.width for p in self.parts if p.tag == tag) // self.word
-        if kind == "pages":
+        if self.lookup.grouped:
             return f"tl.reshape({fixed}[None, :, :] + {self._at}[:, None, None], [TILE, {width}])"
         return f"{fixed} + {self._at}" if kind == "page" else f"{fixed}[None, :] + {self._at}[:, None]"
 
     @property
     def _at(self) -> str:
-        return {"pages": f"{self.name}_at_N", "page": f"{self.name}_at", "flat": f"{self.name}_at_T"}[
-            self.lookup.kind
-        ]
+        return f"{self.name}_at" + {"page": "", "flat": "_T"}.get(self.lookup.kind, "_N")
 
     def _fixed(self, tag: str) -> str:
         """Name of the loop-invariant pointers, with their shape."""
-        shape = {"pages": "P", "page": "T", "flat": ""}[self.lookup.kind] + ("D" if self.parts else "")
-        place = {"pages": "page", "page": "tile", "flat": "head"}[self.lookup.kind]
+        kind = self.lookup.kind
+        shape = {"page": "T", "flat": ""}.get(kind, "P") + ("D" if self.parts else "")
+        place = {"pages": "page", "page": "tile", "runs": "run", "flat": "head"}[kind]
         return f"{self.name}_{place}{tag}_{shape}".rstrip("_")
 
     def _interior(self, part: DPart) -> str:
         d = self.d(part)
         if self.lookup.kind == "flat":
             return self.address.triton(d=d)
-        tok = "tok_P[:, None]" if self.lookup.kind == "pages" else "tok_T[:, None]"
+        tok = "tok_P[:, None]" if self.lookup.grouped else "tok_T[:, None]"
         return self.address.triton(tok=tok, d=f"{d}[None, :]")
 
     def _slot(self) -> str:
@@ -156,12 +178,13 @@ def block_step(scales: Address, element: int) -> str:
     return text
 
 
-def lookup_for(page_size: int, tile: int, target: Target) -> Lookup:
-    """The way that fits; ``tile`` is a power of two."""
+def lookup_for(page_size: int, tile: int, target: Target, width: int) -> Lookup:
+    """The way that fits; ``tile`` is a power of two, ``width`` the elements of a row of K."""
     if page_size == 1 or page_size & (page_size - 1):
         return Lookup("flat", "ids_T", 0, page_size, tile)
     if page_size >= tile:
         # Interpreted, a loop counts in Python's integers, which know no % by a constexpr.
         page = str(page_size) if target.interpreted else "PAGE"
-        return Lookup("page", "page_id", 1, page_size, tile, page)
+        kind = "runs" if width >= WIDE and tile > RUN else "page"
+        return Lookup(kind, "page_id", 1, page_size, tile, page)
     return Lookup("pages", "ids_N", tile // page_size, page_size, tile)

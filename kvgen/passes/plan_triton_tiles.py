@@ -6,6 +6,7 @@ weights in one dot. Where a row has several scales, a lane lies within one block
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvgen.ir import Spec
@@ -66,18 +67,27 @@ class Side:
         """Every operand with its tile."""
         return tuple((tile, lane) for tile in self.tiles for lane in tile.lanes)
 
+    def head(self, size: int) -> Side:
+        """The tiles of the first ``size`` elements: V where it is a part of K."""
+        tiles = tuple(tile for tile in self.tiles if tile.part.start < size)
+        held = {lane.block for tile in tiles for lane in tile.lanes}
+        return Side(tiles, tuple(block for block in self.blocks if block in held))
+
     def of_block(self, block: str) -> tuple[tuple[Tile, Lane], ...]:
         """The operands of one block."""
         return tuple((tile, lane) for tile, lane in self.lanes if lane.block == block)
 
 
-def side(spec: Spec, name: str, size: int, reader: Reader, *, int8: bool) -> Side:
-    """The tiles of ``k`` or ``v`` with ``size`` elements a row; ``int8``: they are operands of int8 dots."""
+def side(spec: Spec, name: str, size: int, reader: Reader, *, int8: bool, cuts: Sequence[int] = ()) -> Side:
+    """The tiles of ``k`` or ``v`` with ``size`` elements a row; ``int8``: they are operands of int8 dots.
+
+    No tile reaches across a place in ``cuts`` (stored elements).
+    """
     quant = spec.cache.quant(name)
     packed, block = quant.fmt.packed, quant.d_block
     stored = size // packed
     narrowest = INT8_WIDTH if int8 or reader.word > 1 else MIN_WIDTH
-    parts = _parts(stored, block, narrowest)
+    parts = _parts([*cuts, *range(block or stored, stored, block or stored), stored], narrowest)
     halves = packed > 1
     tiles = []
     for part in parts:
@@ -109,14 +119,13 @@ def outputs(v: Side, reader: Reader) -> tuple[Out, ...]:
     return tuple(found)
 
 
-def _parts(stored: int, block: int | None, narrowest: int) -> tuple[DPart, ...]:
-    if block is None:
-        return split_d(stored, narrowest)
-    found = [
-        replace(part, start=first + part.start)
-        for first in range(0, stored, block)
-        for part in split_d(block, narrowest)
-    ]
+def _parts(ends: Iterable[int], narrowest: int) -> tuple[DPart, ...]:
+    """d-parts of the runs that end at ``ends``."""
+    found: list[DPart] = []
+    first = 0
+    for end in sorted(set(ends)):
+        found += [replace(part, start=first + part.start) for part in split_d(end - first, narrowest)]
+        first = end
     if len(found) == 1:
         return (replace(found[0], tag=""),)
     return tuple(replace(part, tag=str(i)) for i, part in enumerate(found))

@@ -56,7 +56,7 @@ def qk_dot(spec: Spec, target: Target, codec: Codec) -> Dot:
     if codec.q in ("digits", "codes"):
         return Dot("int8", "", widen_text(q, "f32", target), "{}")  # q is split into digits from f32
     if codec.q == "units":
-        return Dot("f16", "", widen_text(q, "f32", target), "{}")
+        return Dot("f16", "", widen_text(q, "f32", target), widen_text(codec.k.kind or k, "f16", target))
     compute, precision = _common(q, k, target)
     if target.interpreted and compute == "bf16":
         compute, precision = "f32", "ieee"

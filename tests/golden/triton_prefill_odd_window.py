@@ -16,7 +16,7 @@ GROUP = tl.constexpr(3)  # query heads that share one KV head
 ROWS = tl.constexpr(64)  # query rows of a tile: (token, head of the group) packed
 TILE = tl.constexpr(64)  # keys of a tile
 PAGE = tl.constexpr(5)  # tokens of a page
-WINDOW = tl.constexpr(128)  # earlier keys a query sees beside its own
+WINDOW = tl.constexpr(128)  # earlier keys that a query sees
 K_STRIDE_TOK = tl.constexpr(192)  # elements from one tok index to the next
 K_STRIDE_HEAD = tl.constexpr(96)  # elements from one head index to the next
 V_STRIDE_TOK = tl.constexpr(128)  # words from one tok index to the next
@@ -125,14 +125,14 @@ def prefill(
     acc1_even_MD = tl.zeros([ROWS, 16], tl.float32)
     acc1_odd_MD = tl.zeros([ROWS, 16], tl.float32)
 
-    # Tiles that the window's lower edge cuts.
+    # The first tiles: not seen by every row.
     for tile in tl.range(kv_lo // TILE * TILE, body_lo, TILE):
         column = (tile + tok_T) // PAGE
         ids_T = tl.load(table_row + column, mask=(column >= kv_lo // PAGE) & (column < table_end), other=0)
         slot_T = (tile + tok_T) % PAGE
         key_T = tile + tok_T
         seen_T = (key_T >= kv_lo) & (key_T < kv_hi)
-        visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] >= pos_M[:, None] - WINDOW)
+        visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] + WINDOW >= pos_M[:, None])
         k_at_T = page_offset(ids_T, k_stride_page, 16) + slot_T * K_STRIDE_TOK
         k0_TD = tl.load(k_head0_D[None, :] + k_at_T[:, None], mask=seen_T[:, None], other=0)
         k1_TD = tl.load(k_head1_D[None, :] + k_at_T[:, None], mask=seen_T[:, None] & (k_d1_D < 72)[None, :], other=0)
@@ -187,7 +187,7 @@ def prefill(
         slot_T = (tile + tok_T) % PAGE
         key_T = tile + tok_T
         seen_T = (key_T >= kv_lo) & (key_T < kv_hi)
-        visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] >= pos_M[:, None] - WINDOW)
+        visible_MT = seen_T[None, :] & (key_T[None, :] <= pos_M[:, None]) & (key_T[None, :] + WINDOW >= pos_M[:, None])
         k_at_T = page_offset(ids_T, k_stride_page, 16) + slot_T * K_STRIDE_TOK
         k0_TD = tl.load(k_head0_D[None, :] + k_at_T[:, None], mask=seen_T[:, None], other=0)
         k1_TD = tl.load(k_head1_D[None, :] + k_at_T[:, None], mask=seen_T[:, None] & (k_d1_D < 72)[None, :], other=0)

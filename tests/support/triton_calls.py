@@ -13,10 +13,14 @@ from kvgen.backends.triton.backend import TritonBackend
 from kvgen.backends.triton.kernel import TritonKernel
 from kvgen.ir import Spec
 from kvgen.ir.plan import KernelPlan
+from kvgen.passes.abi import attention_params
 from kvgen.passes.place import place
+from kvgen.reference.rope import rope_table
 from kvgen.runtime.cache import torch_dtype
 from kvgen.targets import TARGETS
 from kvgen.tune.space import load_space, spec_facts
+from kvgen.variants import positions
+from kvgen.variants.samples import sample_params
 from tests.support.oracle import to_numpy
 from tests.support.world import plane_views, static_scales
 
@@ -69,10 +73,31 @@ class Pools:
         k = torch.randn(len(slots), att.kv_heads, att.head_dim, generator=generator)
         v = torch.randn(len(slots), att.kv_heads, att.v_head_dim, generator=generator)
         reference.append(
-            self.spec, self.record, self.bytes, self.pages, k.numpy(), v.numpy(), slots,
-            scales=self.oracle_scales,
+            self.spec, self.record, self.bytes, self.pages, k.numpy(),
+            None if self.spec.cache.alias else v.numpy(), slots, scales=self.oracle_scales,
         )  # fmt: skip
         return table
+
+
+def call_params(spec: Spec, lens: Sequence[int], starts: Any) -> dict[str, Any]:
+    """Parameters for one call: hard samples, and the table of angles where K is turned when it is read."""
+    found = sample_params(spec, kv_lens=lens, q_starts=starts, rng=np.random.default_rng(2))
+    rope = spec.attention.rope
+    if rope and rope.stored == "pre":
+        frequencies, factor = positions()[rope.kind].frequencies(rope)
+        found["rope_table"] = rope_table(frequencies, factor, max(lens) + 1)
+    return found
+
+
+def param_values(spec: Spec, params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters and their strides by ABI name."""
+    found: dict[str, Any] = {}
+    for param in attention_params(spec):
+        tensor = torch.from_numpy(params[param.name])
+        found[f"param_{param.name}"] = tensor
+        for axis, dim in enumerate(param.dims[:-1]):
+            found[f"param_{param.name}_stride_{dim}"] = tensor.stride(axis)
+    return found
 
 
 def attend(
@@ -81,11 +106,13 @@ def attend(
     lens: Sequence[int],
     q_lens: Sequence[int] | None = None,
     edit: Callable[[dict[str, Any], Any], None] | None = None,
+    params: dict[str, Any] | None = None,
     **knobs: Any,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """(out, lse) of the interpreted kernel and of the oracle, as f64 arrays.
 
-    ``edit`` changes the filled cache, given its planes by name and the page table.
+    ``edit`` changes the filled cache, given its planes by name and the page table; ``params`` replace
+    sampled parameters.
     """
     att = spec.attention
     pools = Pools(spec, sum(-(-n // spec.cache.page_size) for n in lens) + 2)
@@ -94,11 +121,12 @@ def attend(
         edit(pools.values(), table)
     starts = np.concatenate([[0], np.cumsum(q_lens or [1] * len(lens))]).astype(np.int32)
     rows = int(starts[-1])
+    given = call_params(spec, lens, starts) | (params or {})
     generator = torch.Generator().manual_seed(1)
     q = torch.randn(rows, att.q_heads, att.head_dim, generator=generator).to(torch_dtype(att.q_dtype))
     out = torch.full((rows, att.q_heads, att.v_head_dim), float("nan"), dtype=q.dtype)
     lse = torch.full((rows, att.q_heads), float("nan"))
-    values = pools.values() | {
+    values = pools.values() | param_values(spec, given) | {
         "q": q, "q_stride_tok": q.stride(0), "q_stride_head": q.stride(1),
         "q_starts": torch.from_numpy(starts),
         "page_table": torch.from_numpy(table), "table_stride": table.shape[1],
@@ -113,6 +141,6 @@ def attend(
     built.launch(values)
     want = reference.prefill(
         spec, pools.record, pools.bytes, pools.pages, table, lens, to_numpy(q), starts,
-        scales=pools.oracle_scales,
+        scales=pools.oracle_scales, params=given,
     )  # fmt: skip
     return (out.double().numpy(), lse.double().numpy()), want

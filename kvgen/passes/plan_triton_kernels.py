@@ -1,0 +1,103 @@
+"""What a Triton attention kernel is called with and what its header says: rows, states, parameters, words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from kvgen.ir import Schedule, Spec
+from kvgen.ir.plan import Arg
+from kvgen.passes.plan_triton_codec import Codec
+from kvgen.passes.plan_triton_parts import Entry, params, scalar
+
+DECODE_ROWS = 8
+"""Longest query that decode is meant for (longer ones run, in more row tiles)."""
+
+SPLIT_ROW = "SPLIT_ROW"
+"""Constant: floats of one split's state in the workspace, its output and logsumexp padded to 16 bytes."""
+
+
+def row_tile(op: str, spec: Spec, schedule: Schedule, ragged: bool) -> int:
+    """Query rows of a tile: a power of two, at least the 16 that a tensor core takes."""
+    group, most = spec.attention.group, schedule.int("rows")
+    wanted = group * (DECODE_ROWS if ragged else 1) if op == "decode" else most
+    return min(most, max(16, 1 << (wanted - 1).bit_length()))
+
+
+def split_row(spec: Spec) -> int:
+    """Floats of one split's partial state, a multiple of 4 so that every one starts on 16 bytes."""
+    return -(-(spec.attention.v_head_dim + 1) // 4) * 4
+
+
+def head_of_row(group: int, ragged: bool) -> str:
+    """The query head of each row of a tile."""
+    if not ragged:
+        return "head * GROUP + row_M"
+    return "head" if group == 1 else "head * GROUP + row_M % GROUP"
+
+
+def live_rows(group: int, ragged: bool, rows: int) -> str:
+    """Which rows exist; empty where all do."""
+    if ragged:
+        return "token_M < q_len"
+    return "" if group % rows == 0 else "row_M < GROUP"
+
+
+def entries(
+    op: str,
+    args: tuple[Arg, ...],
+    schedule: Schedule,
+    ragged: bool,
+    codec: Codec,
+    read: Collection[str],
+    merged: Collection[str],
+) -> tuple[Entry, ...]:
+    """The kernels of the module: prefill, or decode's split and merge.
+
+    ``read`` and ``merged`` name the arguments of ``spec.attention.params`` that the first kernel and the
+    merge read.
+    """
+    worded = [name for name, reader in (("k", codec.k), ("v", codec.v)) if reader.word > 1]
+    kinds = {"workspace": "*fp32"} | dict.fromkeys(worded, "*i16")
+    # A page of 2**31 elements does not exist, and 32-bit strides multiply ids faster; a launch checks them.
+    kinds |= {arg.name: "i32" for arg in args if arg.name.endswith("_stride_page")}
+    docs = {"workspace": "f32: states of the splits, T x q_heads x splits x SPLIT_ROW"}
+    docs |= {name: f"bytes as int16 words: {name} plane" for name in worded}
+    every = tuple(
+        replace(p, kind=kinds.get(p.value, p.kind), doc=docs.get(p.value, p.doc)) for p in params(args)
+    )
+    host_only = {"batch", "max_q_len", "table_width"}
+    given = {p.value for p in every if p.value.startswith("param_")}
+    outputs = {p.value for p in every if p.value.split("_stride_")[0] in ("out", "lse")}
+    # Rows of several queries do not fold, so their softmax takes about twice the registers.
+    warps = min(8, schedule.int("num_warps") * (2 if op == "decode" and ragged else 1))
+    stages = schedule.int("num_stages")
+    if op == "prefill":
+        left_out = host_only | {"workspace"} | given.difference(read)
+        return (Entry("prefill", tuple(p for p in every if p.value not in left_out), warps, stages),)
+    split = tuple(p for p in every if p.value not in host_only | outputs | given.difference(read))
+    taken = outputs | {"workspace", "kv_lens", "q_starts"} | given.intersection(merged)
+    merge = tuple(p for p in every if p.value in taken)
+    return (
+        Entry("decode_split", split, warps, stages),
+        Entry("merge_splits", (*merge, scalar("num_splits", "splits of the grid")), 1, 4),
+    )
+
+
+def summary(spec: Spec, op: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The header's words: what the kernel does and how programs share the work."""
+    att, cache = spec.attention, spec.cache
+    keys = f" ({', '.join(words)})" if words else ""
+    lines = [
+        f"{att.q_heads} query heads over {att.kv_heads} KV heads of {att.head_dim} elements{keys}.",
+        f"q {att.q_dtype}, K {cache.k.format}, V {cache.v.format}.",
+        f"Pages of {cache.page_size} tokens laid out '{cache.layout}'.",
+    ]
+    if op == "decode":
+        lines += [
+            "One program attends to one split of a request's keys with one tile of query rows and leaves",
+            "the state (out, lse) in the workspace; merge_splits joins the states. Logsumexp is base 2.",
+        ]
+    else:
+        lines += ["One program attends with one tile of a request's query rows to all keys they see."]
+    return tuple(lines)
