@@ -41,7 +41,8 @@ def plan_cpu(
     used = set(_CONSTANTS_OF[op])
     constants = [c for c in constants if c.name in used] + list(more)
     if op not in ("copy", "merge"):
-        constants += stride_constants(addresses)
+        # Where V is part of K, its strides are K's.
+        constants += dict.fromkeys(stride_constants(addresses))
     return KernelPlan(
         op=op,
         variant=variant,
