@@ -116,6 +116,8 @@ def attention_answers(
         if op == "prefill"
         else "plain",
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
+        # Quotients by a power of two are shifts, which the compiler repeats rather than keeps.
+        "divides": ragged and att.group & (att.group - 1) != 0,
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
         "head_of_row": head_of_row(att.group, ragged),
         "row_tiles": 1 if ragged else -(-att.group // rows),
