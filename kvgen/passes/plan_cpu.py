@@ -39,6 +39,8 @@ def plan_cpu(
     ]
     more, answers = _ANSWERS[op](Inputs(spec, record, schedule, target, variant, addresses))
     used = set(_CONSTANTS_OF[op])
+    if spec.cache.alias and op in ("append", "gather"):
+        used.remove("V_HEAD_DIM")  # only K's rows move
     constants = [c for c in constants if c.name in used] + list(more)
     if op not in ("copy", "merge"):
         # Where V is part of K, its strides are K's.
