@@ -59,13 +59,18 @@ class Shape:
     scale: float
     causal: bool
     window: int | None
+    options: tuple[tuple[str, Any], ...] = ()
+    """Masks, score terms and sinks beyond ``causal`` and ``window``."""
 
     @classmethod
     def of(cls, spec: Spec) -> Shape:
         """The shape of a spec's attention."""
         att = spec.attention
         sizes = (att.q_heads, att.kv_heads, att.head_dim, att.v_head_dim)
-        return cls(*sizes, att.scale, att.causal, att.window)
+        # Keys that are turned when they are read give other outputs, as a score term does.
+        turned = (("rope", att.rope),) if att.rope and att.rope.stored == "pre" else ()
+        alias = (("alias", True),) if spec.cache.alias else ()
+        return cls(*sizes, att.scale, att.causal, att.window, att.options + turned + alias)
 
     def __str__(self) -> str:
         sizes = (
@@ -81,7 +86,7 @@ class Shape:
     @property
     def plain(self) -> bool:
         """Whether a library without windows can do it."""
-        return self.causal and self.window is None
+        return self.causal and self.window is None and not self.options
 
 
 class Scene:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvgen.bench.contender import Scene, Tensor, torch_type
 from kvgen.bench.expect import MOVED, ROUGH, ROUNDING, offset_of
 from kvgen.ir import PageRecord
+from kvgen.tune.call_params import as_tensors, call_params
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +71,19 @@ class Ours:
         order = torch.randperm(pages_each * self.sets, generator=self.scene.random).int()
         return order.reshape(self.sets, pages_each)
 
+    @property
+    def _values(self) -> torch.Tensor | None:
+        """The scene's V; None where it is a part of K."""
+        return None if self.spec.cache.alias else self.scene.v
+
+    def _turning(self, positions: torch.Tensor) -> dict[str, Any]:
+        """What an append that rotates K takes beside the rows."""
+        rope = self.spec.attention.rope
+        if rope is None or rope.stored != "post":
+            return {}
+        table = self.library.rope_table(int(positions.max()) + 1)
+        return {"positions_T": positions, "params": {"rope_table": table}}
+
     def _new_cache(self, pages: int) -> None:
         """An empty cache whose memory was written: a pool of one shared page of zeros has no read limit."""
         self.cache: Cache = self.library.new_cache(pages, scales=self.scales or None)
@@ -88,7 +104,10 @@ class Ours:
                 at += need
                 tok = torch.arange(length)
                 slots.append(table[request, tok // size].long() * size + tok % size)
-            self.library.append(self.cache, self.scene.k, self.scene.v, torch.cat(slots))
+            tok = torch.cat([torch.arange(n) for n in lens]).int()
+            self.library.append(
+                self.cache, self.scene.k, self._values, torch.cat(slots), **self._turning(tok)
+            )
             tables.append(table)
         return tables
 
@@ -118,6 +137,10 @@ class Attend(Ours):
         starts = torch.tensor([0, *case.q_lens], dtype=torch.int32).cumsum(0).int()
         single = case.op == "decode" and max(case.q_lens) == 1
         self._starts = () if single else (starts,)
+        rng = np.random.default_rng(0)
+        self.params = call_params(self.spec, case.kv_lens, starts.numpy(), rng)
+        """Values of the spec's parameters, for the oracle too."""
+        self._params = as_tensors(self.params)
         self._out = torch.empty(case.queries, att.q_heads, att.v_head_dim, dtype=self.dtype)
         self._lse = torch.empty(case.queries, att.q_heads)
         self._op = getattr(library, case.op)
@@ -126,7 +149,7 @@ class Attend(Ours):
         """One attention over the set's pages."""
         table = self._tables[turn % self.sets]
         given: tuple[Any, ...] = (self._q, self.cache, table, self._lens, *self._starts)
-        self._op(*given, out=self._out, lse=self._lse, num_threads=self.scene.threads)
+        self._op(*given, out=self._out, lse=self._lse, num_threads=self.scene.threads, params=self._params)
 
     def results(self, turn: int) -> dict[str, Tensor]:
         """The outputs."""
@@ -138,8 +161,13 @@ class Append(Ours):
 
     def __init__(self, scene: Scene, library: Library, name: str) -> None:
         super().__init__(scene, library, name)
-        self._k, self._v = scene.k.to(self.dtype), scene.v.to(self.dtype)
+        import torch
+
+        self._k = scene.k.to(self.dtype)
+        self._v = None if self.spec.cache.alias else scene.v.to(self.dtype)
         count = scene.case.count
+        # Turned by nothing, so that what is read back is what was given.
+        self._turned = self._turning(torch.zeros(count, dtype=torch.int32))
         self.nbytes = math.ceil(token_bytes(library.record, self.page_size) * count)
         self._slots = append_slots(scene, self.nbytes, self.page_size)
         self.sets = len(self._slots)
@@ -147,7 +175,7 @@ class Append(Ours):
 
     def call(self, turn: int) -> None:
         """One append."""
-        self.library.append(self.cache, self._k, self._v, self._slots[turn % self.sets])
+        self.library.append(self.cache, self._k, self._v, self._slots[turn % self.sets], **self._turned)
 
     def results(self, turn: int) -> dict[str, Tensor]:
         """The rows, read back with gather."""
@@ -195,16 +223,19 @@ class Gather(Ours):
         pages = self._hold(sum(-(-n // self.page_size) for n in case.kv_lens), case.keys)
         self._tables = self._fill(pages, case.kv_lens)
         self._lens = torch.tensor(case.kv_lens, dtype=torch.int32)
-        self._rows = tuple(
-            torch.empty(case.keys, att.kv_heads, width, dtype=self.dtype)
-            for width in (att.head_dim, att.v_head_dim)
+        k, v = (
+            torch.empty(case.keys, att.kv_heads, d, dtype=self.dtype) for d in (att.head_dim, att.v_head_dim)
         )
+        self._rows = (k, v)
         self.nbytes += sum(rows.numel() * rows.element_size() for rows in self._rows)
 
     def call(self, turn: int) -> None:
         """One gather."""
         table = self._tables[turn % self.sets]
-        self.library.gather(self.cache, table, self._lens, out=(self._rows[0], self._rows[1]))
+        if self.spec.cache.alias:
+            self._rows = self.library.gather(self.cache, table, self._lens)
+        else:
+            self.library.gather(self.cache, table, self._lens, out=self._rows)
 
     def results(self, turn: int) -> dict[str, Tensor]:
         """The rows."""
@@ -219,7 +250,7 @@ def token_bytes(record: PageRecord, page_size: int) -> float:
 def static_scales(scene: Scene, library: Library) -> dict[str, Any]:
     """Scales for formats that an append cannot scale: the largest value of a head becomes the last code."""
     found = {}
-    for side in ("k", "v"):
+    for side in library.spec.cache.fields:
         quant = library.spec.cache.quant(side)
         if quant.static_scale:
             rows = getattr(scene, side).float().abs()

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvgen.backends.triton.launch import workspace_bytes
 from kvgen.capture import Capture
 from kvgen.gpu_check.library import CubinLibrary
 from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.tune.call_params import angles, as_tensors, call_params
 
 L2_TIMES = 4
 """The rotation spans so many times the L2 cache."""
@@ -123,8 +126,11 @@ class Scenes:
         starts = None if op == "decode" else self._ints([i * q_len for i in range(batch + 1)])
         made = Workload(op, sizes, cache, q=q, nbytes=batch * width * self.record.page_bytes())
         made.tables = self._tables(cache, turns, batch, width)
+        rows = np.arange(batch + 1) * q_len
+        drawn = call_params(self.spec, [context] * batch, rows, np.random.default_rng(0))
+        params = as_tensors(drawn, self.library.device)
         for table in made.tables:
-            getattr(self._seen, op)(q, cache, table, lens, starts)
+            getattr(self._seen, op)(q, cache, table, lens, starts, params=params)
             self._take(made)
         return made
 
@@ -139,10 +145,15 @@ class Scenes:
         att, size = self.spec.attention, self.spec.cache.page_size
         cache, turns = self._cache(-(-tokens // size))
         k, v = (self._normal(tokens, att.kv_heads, d) for d in (att.head_dim, att.v_head_dim))
+        turning: dict[str, Any] = {}
+        if att.rope and att.rope.stored == "post":
+            params = as_tensors({"rope_table": angles(self.spec, tokens)}, self.library.device)
+            turning = {"positions_T": self._ints(range(tokens)), "params": params}
         made = Workload("append", sizes, cache, nbytes=int(tokens * self.record.page_bytes() / size))
         for pages in self._tables(cache, turns, 1, -(-tokens // size)):
             slots = (pages[0].long()[:, None] * size + self._ints(range(size), "int64")).reshape(-1)
-            self._seen.append(cache, k, v, slots[:tokens].contiguous())
+            values = None if self.spec.cache.alias else v
+            self._seen.append(cache, k, values, slots[:tokens].contiguous(), **turning)
             self._take(made)
         return made
 
@@ -163,7 +174,7 @@ class Scenes:
         lens = self._ints([context] * batch)
         made = Workload("gather", sizes, cache, nbytes=batch * width * self.record.page_bytes())
         for table in self._tables(cache, turns, batch, width):
-            self._seen.gather(cache, table, lens, out=out)
+            self._seen.gather(cache, table, lens, out=None if self.spec.cache.alias else (out[0], out[1]))
             self._take(made)
         return made
 
@@ -173,7 +184,9 @@ class Scenes:
         cache, _ = self._cache(1)
         made = Workload("merge", sizes, cache)
         outs = self._normal(states, rows, att.q_heads, att.v_head_dim)
-        self._seen.merge(outs, self._normal(states, rows, att.q_heads, dtype="f32"))
+        sinks = call_params(self.spec, [1], [0, 1], np.random.default_rng(0)).get("sink_logit")
+        params = None if sinks is None else as_tensors({"sink_logit": sinks}, self.library.device)
+        self._seen.merge(outs, self._normal(states, rows, att.q_heads, dtype="f32"), params=params)
         made.nbytes = outs.nbytes
         self._take(made)
         return made

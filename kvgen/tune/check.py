@@ -27,6 +27,7 @@ from kvgen.library import Library
 from kvgen.passes.abi import VARIANTS, check_variant
 from kvgen.reference.codec import Array
 from kvgen.tune import scene as scenes
+from kvgen.tune.call_params import as_tensors, call_params
 from kvgen.tune.check_cases import Case, attention_cases
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 1e-2}
@@ -116,9 +117,9 @@ def _attend(library: Library, op: str, variant: str, case: Case, seed: int) -> F
     table, kv_lens = scene.table(device), scenes.to_torch(np.array(case.kv_lens, np.int32), "i32", device)
     starts = None if variant == "single" else scenes.to_torch(scene.starts, "i32", device)
     before = scenes.bytes_of(cache)
-    given = [q, cache, table, kv_lens, starts]
-    workspace = scenes.Workspace(library.workspace_bytes(op, *given), device)
-    getattr(library, op)(*given, out=out.tensor, lse=lse.tensor, workspace=workspace.tensor)
+    given, params = [q, cache, table, kv_lens, starts], as_tensors(scene.params, device)
+    workspace = scenes.Workspace(library.workspace_bytes(op, *given, params=params), device)
+    getattr(library, op)(*given, out=out.tensor, lse=lse.tensor, workspace=workspace.tensor, params=params)
     found_out, out_guard = out.read()
     found_lse, lse_guard = lse.read()
     after = scenes.bytes_of(cache)
@@ -128,11 +129,12 @@ def _attend(library: Library, op: str, variant: str, case: Case, seed: int) -> F
         where = "out" if not out_guard else "lse" if not lse_guard else "the workspace"
         return Finding(case.name, np.inf, f"it wrote outside {where}")
     keys, values = scene.keys_and_values()
+    keys = reference.keys_to_attend(library.spec, keys, scene.params)
     # One pass gives the answer and, from |v|, what its rounding errors are relative to.
     both = [np.concatenate([v, np.abs(v)], axis=-1) for v in values]
     asked = reference.int8_rows(scene.q) if att.qk == "int8" else scene.q
     want, want_lse = reference.attend(
-        asked, keys, both, q_starts=scene.starts, scale=att.scale, causal=att.causal, window=att.window
+        asked, keys, both, q_starts=scene.starts, scale=att.scale, terms=scene.terms
     )
     width = att.v_head_dim
     slack = _weights_slack(library, op, variant, scene) if att.pv == "int8" else 0.0
@@ -143,7 +145,8 @@ def _weights_slack(library: Library, op: str, variant: str, scene: scenes.Scene)
     """f64 [T, H, D]: what rounding the weights of each tile of this kernel may cost."""
     tile = int(library.kernel(op, variant).plan.constant("TILE"))
     where = (library.spec, library.record, scene.pools, scene.num_pages, scene.pages, scene.kv_lens)
-    return reference.weights_bound(*where, scene.q, scene.starts, tile, scales=scene.scales)
+    given = (*where, scene.q, scene.starts, tile)
+    return reference.weights_bound(*given, scales=scene.scales, params=scene.params)
 
 
 def _compare(
@@ -185,6 +188,9 @@ def _merge(library: Library, variant: str, seed: int) -> Iterator[Finding]:
     att, rng = library.spec.attention, np.random.default_rng(seed)
     device = library.device
     rows = 2 if library.target.interpreted else 5
+    every = call_params(library.spec, [1], [0, 1], rng)
+    sink = every.get("sink_logit")
+    params = as_tensors({"sink_logit": sink}, device) if sink is not None else None
     for states, where in MERGES:
         name = f"merge of {states} states{where}"
         outs = rng.standard_normal((states, rows, att.q_heads, att.v_head_dim)).astype(np.float32)
@@ -204,19 +210,19 @@ def _merge(library: Library, variant: str, seed: int) -> Iterator[Finding]:
         out = scenes.Guarded(stored.shape[1:], variant, device)
         lse = scenes.Guarded(lses.shape[1:], "f32", device)
         if "first" in where:
-            library.merge(given, given_lse, out=given[0], lse=given_lse[0])
+            library.merge(given, given_lse, out=given[0], lse=given_lse[0], params=params)
             out.tensor.copy_(given[0])
             lse.tensor.copy_(given_lse[0])
         else:
-            library.merge(given, given_lse, out=out.tensor, lse=lse.tensor)
+            library.merge(given, given_lse, out=out.tensor, lse=lse.tensor, params=params)
         found, out_guard = out.read()
         found_lse, lse_guard = lse.read()
         if not (out_guard and lse_guard):
             yield Finding(name, np.inf, "it wrote outside out or lse")
             continue
         wide = reference.widen(stored)
-        want, want_lse = reference.merge(wide, lses)
-        magnitude, _ = reference.merge(np.abs(wide), lses)
+        want, want_lse = reference.merge(wide, lses, sink)
+        magnitude, _ = reference.merge(np.abs(wide), lses, sink)
         yield _compare(name, found, found_lse, want, magnitude, want_lse)
 
 

@@ -13,7 +13,9 @@ import numpy as np
 from kvgen import reference
 from kvgen.library import Library
 from kvgen.reference.codec import NUMPY, Array
+from kvgen.runtime.cache import torch_dtype
 from kvgen.tune import scene as scenes
+from kvgen.tune.call_params import angles, as_tensors
 from kvgen.tune.check_cases import PROGRAMS
 
 FILL = 0xA5
@@ -46,13 +48,20 @@ def append(library: Library, variant: str, seed: int) -> Found:
         pools = reference.new_pools(library.record, pages, FILL)
         cache = scenes.cache_from(library, pools, pages, scales)
         device = cache.device
-        library.append(
-            cache,
-            scenes.padded(k, variant, device),
-            scenes.padded(v, variant, device),
-            scenes.to_torch(slots, "i64", device),
-        )
-        reference.append(spec, library.record, pools, pages, k, v, slots, scales=scales)
+        values = None if spec.cache.alias else scenes.padded(v, variant, device)
+        given: list[Any] = [scenes.padded(k, variant, device), values, scenes.to_torch(slots, "i64", device)]
+        options: dict[str, Any] = {}
+        if att.rope and att.rope.stored == "post":
+            place = rng.integers(0, 500, len(slots)).astype(np.int32)
+            place[slots < 0] = 2**31 - 1  # of a token that is skipped, no row of the table is read
+            params = {"rope_table": angles(spec, 500)}
+            options = {"positions_T": place, "params": params}
+            given.append(scenes.to_torch(place, "i32", device))
+            library.append(cache, *given, params=as_tensors(params, device))
+        else:
+            library.append(cache, *given)
+        x = None if spec.cache.alias else v
+        reference.append(spec, library.record, pools, pages, k, x, slots, scales=scales, **options)
         yield _same(library, f"append of {tokens} {variant} tokens", cache, pools, pages)
 
 
@@ -87,11 +96,18 @@ def gather(library: Library, variant: str, seed: int) -> Found:
         scene = scenes.Scene(library, [0] * len(kv_lens), kv_lens, seed=seed)
         cache = scene.cache()
         total = sum(kv_lens)
+        lengths = scenes.to_torch(np.array(kv_lens, np.int32), "i32", cache.device)
+        if library.spec.cache.alias:  # one tensor for both, which cannot be given
+            dtype = torch_dtype(variant)
+            k, _ = library.gather(cache, scene.table(cache.device), lengths, dtype=dtype)
+            stored = np.concatenate([w.astype(np.float32) for w in scene.keys_and_values()[0]])
+            expected = reference.store_float(stored, variant)
+            yield name, _differing({"x": scenes.from_torch(k, variant)}, {"x": expected}), ""
+            continue
         outs = [
             scenes.Guarded((total, att.kv_heads, width), variant, cache.device)
             for width in (att.head_dim, att.v_head_dim)
         ]
-        lengths = scenes.to_torch(np.array(kv_lens, np.int32), "i32", cache.device)
         library.gather(cache, scene.table(cache.device), lengths, out=(outs[0].tensor, outs[1].tensor))
         wrong, message = 0, ""
         for out, want in zip(outs, scene.keys_and_values(), strict=True):

@@ -16,6 +16,7 @@ import numpy as np
 from kvgen import reference
 from kvgen.library import Library
 from kvgen.reference.codec import NUMPY, Array
+from kvgen.tune.call_params import angles, call_params
 
 CODE_POISON = {"int8": 0x81, "int4x2": 0x99}
 """Byte of unowned integer codes, by storage type: -127, or twice -7, the largest magnitude (scales that the
@@ -56,6 +57,9 @@ class Scene:
         if negative is not None:
             q[self.starts[negative] : self.starts[negative + 1]] = 64.0
         self.q = reference.store_float(q, att.q_dtype)
+        self.params = call_params(self.spec, self.kv_lens, self.starts, self.rng)
+        """Values of the spec's parameters by name."""
+        self.terms = reference.Terms(att, self.params)
         self._fill(reference.widen(self.q), edges, negative)
         self._forget_unseen()
 
@@ -86,8 +90,10 @@ class Scene:
             * np.exp2(self.rng.integers(-2, 2, (len(slots), att.kv_heads, 1))).astype(np.float32)
             for side, width in (("k", att.head_dim), ("v", att.v_head_dim))
         }
+        place = np.zeros(len(slots), np.int32)
         for b, own in enumerate(slot_lists):
             at = np.searchsorted(slots, own)
+            place[at] = np.arange(len(own))  # pages are shared at their place only
             if b == negative:
                 rows["k"][at] = -64.0
                 continue
@@ -97,7 +103,12 @@ class Scene:
                 norm = (row**2).sum(axis=-1, keepdims=True) * att.scale
                 rows["k"][at[t]] = row * (weight / np.maximum(norm, 1e-3))
         where = (self.spec, self.record, self.pools, self.num_pages)
-        reference.append(*where, rows["k"], rows["v"], slots, scales=self.scales)
+        given: dict[str, Any] = {"scales": self.scales}
+        if att.rope and att.rope.stored == "post":
+            longest = int(place.max(initial=0)) + 1
+            given |= {"positions_T": place, "params": {"rope_table": angles(self.spec, longest)}}
+        v = None if self.spec.cache.alias else rows["v"]
+        reference.append(*where, rows["k"], v, slots, **given)
 
     def _loud(self, b: int, edges: Sequence[int]) -> list[tuple[int, int]]:
         """(key, query) pairs: the first key that a query must not see, the last that it must, tile edges."""
@@ -113,14 +124,14 @@ class Scene:
         return [(t, i) for t, i in found if 0 <= t < n]
 
     def _forget_unseen(self) -> None:
-        """Poison the pages that no query can see: a sliding window has left them behind."""
-        att, size = self.spec.attention, self.spec.cache.page_size
-        if att.window is None:
-            return
+        """Poison the pages that no query can see: masks have left them out."""
+        size = self.spec.cache.page_size
+        used = {page for pages in self.pages for page in pages}
         seen: set[int] = set()
-        for pages, m, n in zip(self.pages, self.q_lens, self.kv_lens, strict=True):
-            seen.update(pages[max(0, n - m - att.window) // size :])
-        gone = sorted({page for pages in self.pages for page in pages} - seen)
+        for b, (pages, m, n) in enumerate(zip(self.pages, self.q_lens, self.kv_lens, strict=True)):
+            keys = self.terms.visible(b, int(self.starts[b]), m, n).any(axis=(0, 1))
+            seen.update(pages[i] for i in np.unique(np.flatnonzero(keys) // size))
+        gone = sorted(used - seen) if any(self.q_lens) else []
         if gone:
             poison = poisoned_pools(self.library, self.num_pages)
             for plane in self.record.planes:
@@ -151,6 +162,8 @@ def static_scales(library: Library) -> dict[str, Array]:
     """Scales for the fields that need them given: different for each head, and for K and V."""
     att, found = library.spec.attention, {}
     for side, base in (("k", 0.031), ("v", 0.045)):
+        if side not in library.spec.cache.fields:
+            continue
         quant = library.spec.cache.quant(side)
         if quant.static_scale:
             steps = 127 / (quant.fmt.qmax or 127)
@@ -197,6 +210,15 @@ def to_torch(array: Array, dtype: str, device: Any = "cpu") -> Any:
     if dtype == "bf16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(array).to(device)
+
+
+def from_torch(tensor: Any, dtype: str) -> Array:
+    """A tensor as an array, bf16 as uint16 bits."""
+    import torch
+
+    whole = tensor.cpu().contiguous()
+    found: Array = (whole.view(torch.int16) if dtype == "bf16" else whole).numpy()
+    return found.view(NUMPY[dtype])
 
 
 def padded(array: Array, dtype: str, device: Any) -> Any:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kvgen.backends.cpu import machine
 from kvgen.capture import Capture
 from kvgen.ir import PageRecord, Spec
 from kvgen.runtime.cache import Cache, new_cache, torch_dtype
 from kvgen.tune.bucket import Bucket
+from kvgen.tune.call_params import angles, as_tensors, call_params
 
 POOL_LIMIT = 1 << 30
 """Most bytes of a timed cache."""
@@ -114,8 +117,10 @@ class Workload:
         lens = torch.full((batch,), context, dtype=torch.int32)
         starts = None if op == "decode" else torch.arange(batch + 1, dtype=torch.int32) * q_len
         outs, found = self._outputs(batch * q_len), []
+        rows = np.arange(batch + 1) * q_len
+        params = as_tensors(call_params(self.spec, [context] * batch, rows, np.random.default_rng(0)))
         for table in self._tables(cache, turns, batch, width):
-            getattr(self._ops, op)(q, cache, table, lens, starts, **outs)
+            getattr(self._ops, op)(q, cache, table, lens, starts, **outs, params=params)
             found.append(self._ops.values)
         return found
 
@@ -131,11 +136,15 @@ class Workload:
         att, size = self.spec.attention, self.spec.cache.page_size
         cache, turns = self._cache(-(-tokens // size))
         k = self._normal(tokens, att.kv_heads, att.head_dim)
-        v = self._normal(tokens, att.kv_heads, att.v_head_dim)
+        v = None if self.spec.cache.alias else self._normal(tokens, att.kv_heads, att.v_head_dim)
+        turning: dict[str, Any] = {}
+        if att.rope and att.rope.stored == "post":
+            places = torch.arange(tokens, dtype=torch.int32)
+            turning = {"positions_T": places, "params": as_tensors({"rope_table": angles(self.spec, tokens)})}
         found = []
         for pages in self._tables(cache, turns, 1, -(-tokens // size)):
             slots = (pages[0].long()[:, None] * size + torch.arange(size)).reshape(-1)[:tokens].contiguous()
-            self._ops.append(cache, k, v, slots)
+            self._ops.append(cache, k, v, slots, **turning)
             found.append(self._ops.values)
         return found
 
@@ -158,7 +167,7 @@ class Workload:
         out = (torch.empty(*rows, att.head_dim, dtype=kind), torch.empty(*rows, att.v_head_dim, dtype=kind))
         lens, found = torch.full((batch,), context, dtype=torch.int32), []
         for table in self._tables(cache, turns, batch, width):
-            self._ops.gather(cache, table, lens, out=out)
+            self._ops.gather(cache, table, lens, out=None if self.spec.cache.alias else out)
             found.append(self._ops.values)
         return found
 
@@ -166,5 +175,7 @@ class Workload:
         att = self.spec.attention
         outs = self._normal(states, rows, att.q_heads, att.v_head_dim)
         lses = self._normal(states, rows, att.q_heads, dtype="f32")
-        self._ops.merge(outs, lses, **self._outputs(rows))
+        sinks = call_params(self.spec, [1], [0, 1], np.random.default_rng(0)).get("sink_logit")
+        params = None if sinks is None else as_tensors({"sink_logit": sinks})
+        self._ops.merge(outs, lses, **self._outputs(rows), params=params)
         return [self._ops.values]
