@@ -58,8 +58,8 @@ class Space:
     def seed(self, target: Target, facts: Mapping[str, Knob]) -> dict[str, Knob]:
         """The knobs of every seed table whose words all hold, a later one over an earlier.
 
-        Words are ``any``, the architecture, the format of K, ``qk=`` how scores are multiplied, and ``wide`` for
-        heads of more than 256 elements (MLA).
+        Words are ``any``, the architecture, the format of K, ``qk=`` how scores are multiplied, and ``wide``
+        for heads of more than 256 elements (MLA).
         """
         words = {"any", target.arch, facts.get("k_format"), f"qk={facts.get('qk')}"}
         words |= {"wide"} if int(facts.get("head_dim", 0)) > 256 else set()
