@@ -210,6 +210,6 @@ def test_the_two_yardsticks_agree(causal: bool, window: int | None) -> None:
     spec = make_spec("f32", "f32", group=2, mask=(causal, window))
     scene = Scene(free([3], 30, 5)[0], Shape.of(spec), 1)
     expected = Expected(scene)
-    oracle = expected.oracle(spec, {})["out"]
+    oracle = expected.oracle(spec, {}, {})["out"]
     assert len(expected.sample) == SAMPLED_ROWS
     assert abs(expected.exact["out"][expected.sample].double().numpy() - oracle).max() < 1e-5
