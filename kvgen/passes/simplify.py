@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from kvgen.ir.expression import COMPARISONS, REAL, Name, Node, Number, Op, Truth, children, rebuilt
+from kvgen.ir.expression import COMPARISONS, REAL, Name, Node, Number, Op, Truth, children, names_of, rebuilt
 from kvgen.passes.algebra import LN2, Sum, total
 
 _LARGEST = 3.4e38
@@ -28,6 +28,9 @@ _COMPARE: dict[str, Callable[[int | float, int | float], bool]] = {
 }
 FLIPPED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 """The comparison that holds exactly where the other does not."""
+
+
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def simplify(node: Node) -> Node:
@@ -146,7 +149,23 @@ class _Rules:
                     return other if value.value == same else negated(other)
             return node
         gap = self.difference(left, right)
-        return node if gap is None else Truth(_COMPARE[node.op](gap, 0))
+        if gap is not None:
+            return Truth(_COMPARE[node.op](gap, 0))
+        return self.separated(node) if left.type == right.type == "int" else node
+
+    def separated(self, node: Op) -> Node:
+        """``q_pos - kv_pos <= 40`` as ``kv_pos >= q_pos - 40``: each side is then a vector, no matrix."""
+        if not any("kv_pos" in names_of(side) and _varies(side) for side in node.args):
+            return node
+        terms = self.sum_of(Op("-", node.args)).terms()
+        keyed = [term for term in terms if any("kv_pos" in names_of(atom) for atom in term[1])]
+        rest = [term for term in terms if term not in keyed]
+        if not keyed or any(_varies(atom) for _, atoms in keyed for atom in atoms):
+            return node
+        sign = 1 if keyed[0][0] > 0 else -1
+        left = total([(sign * factor, atoms) for factor, atoms in keyed])
+        right = total([(-sign * factor, atoms) for factor, atoms in rest])
+        return Op(node.op if sign > 0 else _MIRRORED.get(node.op, node.op), (left, right))
 
     def extreme(self, node: Op) -> Node:
         left, right = node.args
@@ -196,6 +215,11 @@ def negated(node: Node) -> Node:
         if node.op in FLIPPED and exact:
             return Op(FLIPPED[node.op], node.args)
     return Op("not", (node,))
+
+
+def _varies(node: Node) -> bool:
+    """Whether it reads anything that is neither a key's nor the same for all of a launch or request."""
+    return bool(names_of(node) & {"q_pos", "q_row", "head", "kv_head", "kv_len", "q_len"})
 
 
 def _logic(node: Op) -> Node:

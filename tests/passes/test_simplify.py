@@ -86,7 +86,11 @@ def same(a: float, b: float, tolerance: float = 1e-9) -> bool:
 @pytest.mark.parametrize(
     ("text", "simple"),
     [
-        ("kv_pos + 3 - q_pos - 1 <= 2", "kv_pos - q_pos + 2 <= 2"),
+        ("kv_pos + 3 - q_pos - 1 <= 2", "kv_pos <= q_pos"),
+        ("q_pos - kv_pos < 40", "kv_pos > q_pos - 40"),
+        ("kv_len - 1 - 2 * kv_pos == 3", "2 * kv_pos == kv_len - 4"),
+        ("abs(q_pos - kv_pos) <= 3", "tl.abs(q_pos - kv_pos) <= 3"),
+        ("kv_pos * q_pos - kv_pos <= 3", "q_pos * kv_pos - kv_pos <= 3"),
         ("kv_pos + WINDOW >= q_pos", "kv_pos + WINDOW >= q_pos"),
         ("q_pos - q_pos + 1 < 0", "False"),
         ("(64 * kv_pos + 70) // 64", "kv_pos + 1"),
