@@ -13,11 +13,12 @@ from typing import Any
 from kvgen.ir import Spec, Target, rules
 from kvgen.ir.plan import Constant
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
-from kvgen.passes.cpu_attention import LANES, Answers, Inputs
+from kvgen.passes.cpu_attention import LANES, LOG2E, Answers, Inputs
 from kvgen.passes.cpu_codec import RowField, codec_answers, row_field, row_reading, row_writing
+from kvgen.passes.cpu_prefill_terms import term_answers
 from kvgen.passes.cpu_text import C_TYPES, writing
 from kvgen.passes.lower import fold_site
-from kvgen.passes.masks import MaskTerm, mask_terms
+from kvgen.passes.terms import masking
 
 VECTORS = {"avx512": 4, "avx2": 2, "portable": 2}
 """Column vectors of a product whose sums, with those of a few rows, fill the registers of each ISA row."""
@@ -96,7 +97,7 @@ def prefill_answers(given: Inputs) -> Answers:
     row_block, tile = schedule.int("row_block"), schedule.int("tile")
     q_tile = max(1, schedule.int("rows") // att.group)
     k, v = panel_side(given, "k"), panel_side(given, "v")
-    masks = mask_terms(att)
+    term_constants, terms = term_answers(spec)
     quantised = att.qk == "int8"
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
@@ -109,8 +110,9 @@ def prefill_answers(given: Inputs) -> Answers:
         Constant("V_WORDS", _round_up(att.v_head_dim, v.words * lanes), "words of a row of the panel of V"),
         Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
     ]
-    if att.window is not None:
-        constants.append(Constant("WINDOW", att.window, "earlier keys that a query sees"))
+    constants += term_constants
+    if att.sink:
+        constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
     if quantised:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
     helpers = k.helpers() | v.helpers() | row_writing(att.q_dtype)
@@ -131,9 +133,9 @@ def prefill_answers(given: Inputs) -> Answers:
         "q_type": C_TYPES[att.q_dtype],
         "q_quantised": quantised,
         "score_scale": _score_scale(spec, k),
-        "range": _range(masks),
         "ragged": True,
         "rules": rules,
+        **terms,
         **codec_answers(target, helpers),
     }
     return tuple(constants), answers
@@ -157,7 +159,7 @@ def panel_side(given: Inputs, side: str) -> PanelSide:
         column=fold.site in ("score_column", "weight_column"),
         blocks=width // block,
         block=block,
-        rough=side == "v" and bool(mask_terms(att)) and not spec.cache.v.fmt.integer,
+        rough=side == "v" and masking(spec).predicate is not None and not spec.cache.v.fmt.integer,
         chunks=_chunks(width, block, lanes, vectors) if side == "v" else (),
     )
 
@@ -197,15 +199,6 @@ def _score_scale(spec: Spec, k: PanelSide) -> str:
         return "(float)a.score_scale"
     assert k.field.scale is not None
     return f"(float)a.score_scale * a.k_scale[{k.field.scale.c(head='u.head')}]"
-
-
-def _range(terms: tuple[MaskTerm, ...]) -> dict[str, str]:
-    """First key and one past the last that a block of queries sees, as C++ text; empty for no bound."""
-    lows, highs = (
-        [text for text in texts if text] for texts in ([t.lo for t in terms], [t.hi for t in terms])
-    )
-    assert max(len(lows), len(highs)) <= 1
-    return {"lo": "".join(lows), "hi": "".join(highs)}
 
 
 def _round_up(value: int, step: int) -> int:

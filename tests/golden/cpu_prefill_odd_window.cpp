@@ -1,6 +1,7 @@
 // kvgen prefill for cpu-avx512
 // spec 1cd0add7: kv page tok head d, page 5, K f16, V int8
 // schedule: prefetch=1 row_block=4 rows=512 tile=256
+// causal, aligned to the last key; window of 128 earlier keys
 //
 // Attention of the queries of a ragged batch over each request's pages. A unit is (request, 170 queries, one KV head):
 // each tile of keys is staged once, as panels that vectors read in place, and used by all rows of the unit. Tiles lie
