@@ -24,11 +24,14 @@ from kvgen.passes.cpu_attention import (
 )
 from kvgen.passes.cpu_panels import LINE, digits
 from kvgen.passes.cpu_range import key_range
+from kvgen.passes.cpu_rope import rotation
 from kvgen.passes.cpu_sides import Side, sides
 from kvgen.passes.cpu_terms import attention_terms, helper_texts, term_words
 from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
 from kvgen.passes.lower import fold_site
 from kvgen.passes.terms import masking, scoring
+
+_CONVERSIONS = ("bf16_to_f32", "f16_to_f32", "e4m3_to_f32")
 
 MOST_VECTORS = 4
 """Vectors of keys of one call of the score kernel: with 4 query rows, 16 sums."""
@@ -68,6 +71,7 @@ def decode_answers(given: Inputs) -> Answers:
     score = scoring(spec)
     terms = attention_terms(seen, score, att.params, PLACES)
     ranges = key_range(seen, att.params)
+    rope = rotation(att, "pre")
     sink = att.sink and given.variant != "prefix"
     prefetch = schedule.int("prefetch") == 1 and not (k.staged or v.staged)
     v_tail = (att.v_head_dim // (2 if v_packed else 1)) % v_step
@@ -98,7 +102,7 @@ def decode_answers(given: Inputs) -> Answers:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
     if sink:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
-    constants += terms.constants
+    constants += (*terms.constants, *(rope.constants if rope else ()))
     per_chunk = REGISTER_TILE[target.arch] // row_block // (2 if v_packed or (v.pairs and not v.panel) else 1)
     answers: dict[str, Any] = {
         "multi": multi,
@@ -111,7 +115,9 @@ def decode_answers(given: Inputs) -> Answers:
         "prefetch_v": prefetch and not alias,
         "alias": alias,
         "plane_of": {"k": "k", "v": "k" if alias else "v"},
-        "v_rows": "k" if alias and not (k.panel or v.staged) else "v",
+        "v_rows": "k" if alias and not (k.panel or rope) else "v",
+        "rope": rope,
+        "c_types": C_TYPES,
         # Units of some heads only follow one another on the same pages.
         "look_ahead": prefetch and schedule.int("heads") == att.kv_heads,
         "part_page": tile < page,
@@ -230,7 +236,7 @@ def _helpers(
     if woven:
         scalar |= reading("bf16") | writing("bf16")  # an odd last key is halved
     for side in (k, v):
-        scalar |= reading("e4m3") if "e4m3_to_f32" in side.stage.text else set()
+        scalar |= {name for name in _CONVERSIONS if name in side.stage.text}
     loads: set[str] = set()
     last: list[str] = []
     for side, tail in ((k, k_tail), (v, v_tail)):

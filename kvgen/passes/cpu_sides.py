@@ -13,6 +13,7 @@ from kvgen.ir import Spec
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import Inputs
 from kvgen.passes.cpu_panels import Panel, k_panel, v_panel
+from kvgen.passes.cpu_rope import rotation
 from kvgen.passes.cpu_text import C_TYPES, to_f32
 from kvgen.passes.lower import fold_site
 
@@ -58,9 +59,31 @@ class Side:
 
 
 def sides(given: Inputs, lanes: int) -> tuple[Side, Side]:
-    """K and V. Where V is part of K, rows of K serve both, staged or not."""
+    """K and V. Where V is part of K, rows of K serve both, staged or not, unless they are turned."""
     k, v = (_side(given, side, lanes) for side in ("k", "v"))
+    if rotation(given.spec.attention, "pre"):
+        return _turned(given, k), v
     return k, replace(v, staged=False) if given.spec.cache.alias and not k.panel else v
+
+
+def _turned(given: Inputs, k: Side) -> Side:
+    """K whose rows are turned to their positions once they are staged, as f32."""
+    quant, address = given.spec.cache.k, given.addresses["k"]
+    stage, _ = _stage(given.spec, "k", address, given.addresses.get("k_scale"))
+    if stage.plain:
+        stage = Stage(text=to_f32(quant.fmt.storage, f"row[{address.c(d='d')}]"))
+    column = fold_site(given.spec, "k").site == "score_column" and not quant.d_block
+    return replace(
+        k,
+        panel=None,
+        staged=True,
+        stage=stage,
+        row_type="float",
+        row_format="f32",
+        pairs=False,
+        column=column,
+        blocks=1,
+    )
 
 
 def _side(given: Inputs, side: str, lanes: int) -> Side:
