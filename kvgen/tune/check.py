@@ -174,7 +174,8 @@ def _compare(
         return Finding(case, 0.0)
     top = magnitude.max(axis=-1, keepdims=True)
     beyond = np.maximum(np.abs(out - want) - slack, 0.0)
-    error = (beyond / np.where(top > 0, top, 1.0))[~empty].max()
+    # A sink may leave a row with next to nothing, which f32 need not hold.
+    error = (beyond / np.where(top > 2.0**-100, top, 1.0))[~empty].max()
     with np.errstate(invalid="ignore"):  # -inf minus -inf, in rows that are left out
         lse_error = (np.abs(lse - want_lse) / np.maximum(1.0, np.abs(want_lse)))[~empty].max()
     return Finding(case, float(max(error, lse_error)))
