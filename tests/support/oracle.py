@@ -23,6 +23,10 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
+def _arrays(params: Any) -> dict[str, np.ndarray] | None:
+    return None if params is None else {name: tensor.numpy() for name, tensor in params.items()}
+
+
 class OracleLibrary:
     """The six ops of a spec, computed by ``kvgen.reference``."""
 
@@ -36,9 +40,26 @@ class OracleLibrary:
     def adopt(self, *, scales: Any = None, **planes: torch.Tensor) -> Cache:
         return runtime_cache.adopt(self.spec, self.record, scales=scales, **planes)
 
-    def append(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    def append(
+        self,
+        cache: Cache,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        slots: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        *,
+        params: Any = None,
+    ) -> None:
         where = (self.spec, self.record, self._pools(cache), cache.num_pages)
-        reference.append(*where, to_numpy(k), to_numpy(v), slots.numpy(), scales=self._scales(cache))
+        reference.append(
+            *where,
+            to_numpy(k),
+            None if v is None else to_numpy(v),
+            slots.numpy(),
+            scales=self._scales(cache),
+            positions_T=None if positions is None else positions.numpy(),
+            params=_arrays(params),
+        )
 
     def gather(
         self, cache: Cache, table: torch.Tensor, lens: torch.Tensor, *, dtype: torch.dtype | None = None
@@ -71,15 +92,18 @@ class OracleLibrary:
             None if q_starts is None else q_starts.numpy(),
             scales=self._scales(cache),
             scale=options.get("scale"),
+            params=_arrays(options.get("params")),
+            finalize=options.get("finalize", True),
         )
         return torch.from_numpy(out), torch.from_numpy(lse)
 
     prefill = decode
 
     def merge(
-        self, outs: torch.Tensor, lses: torch.Tensor, *, out: Any = None, lse: Any = None
+        self, outs: torch.Tensor, lses: torch.Tensor, *, out: Any = None, lse: Any = None, params: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found, sums = map(torch.from_numpy, reference.merge(to_numpy(outs), lses.numpy()))
+        sink = None if params is None else params["sink_logit"].numpy()
+        found, sums = map(torch.from_numpy, reference.merge(to_numpy(outs), lses.numpy(), sink))
         if out is None:
             return found, sums
         return out.copy_(found), lse.copy_(sums)
@@ -92,7 +116,7 @@ class OracleLibrary:
 
     def _scales(self, cache: Cache) -> dict[str, np.ndarray] | None:
         found = {}
-        for side in ("k", "v"):
+        for side in self.spec.cache.fields:
             quant = self.spec.cache.quant(side)
             if quant.static_scale:
                 scale = cache.planes[f"{side}_scale"].numpy()
