@@ -24,6 +24,7 @@ from kvgen.passes.plan_triton_kernels import (
     split_row,
     summary,
 )
+from kvgen.passes.plan_triton_mask import Mask
 from kvgen.passes.plan_triton_pages import View, lookup_for
 from kvgen.passes.plan_triton_parts import aligned, split_d
 from kvgen.passes.plan_triton_rules import rules_for
@@ -109,12 +110,7 @@ def attention_answers(
         "wild": bool(mask.by_row) and (not spec.cache.v.fmt.scaled or _nan_codes(spec)),
         "sum_late": op == "decode",
         "unroll": schedule.int("unroll") if op == "decode" and not mask.never_full else 1,
-        # Where all tiles are masked they are the main loop; a tile of K and V in one is too wide for registers.
-        "edges": "async"
-        if mask.never_full or (op == "decode" and spec.cache.alias)
-        else schedule["edges"]
-        if op == "prefill"
-        else "plain",
+        "edges": _edges(op, spec, schedule, mask),
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         # Quotients by a power of two are shifts, which the compiler repeats rather than keeps.
         "divides": ragged and att.group & (att.group - 1) != 0,
@@ -165,6 +161,15 @@ def attention_answers(
         Fact(f"weights.v is computed in {pv.compute} {pv.precision}".rstrip(), f"V {spec.cache.v.format}"),
     )
     return answers, tuple(constants), facts
+
+
+def _edges(op: str, spec: Spec, schedule: Schedule, mask: Mask) -> str:
+    """How masked tiles are loaded: ``plain``, into registers, or ``async``, through the pipeline."""
+    if mask.never_full:  # they are the main loop
+        return "async"
+    if op == "prefill":
+        return str(schedule["edges"])
+    return "async" if spec.cache.alias else "plain"  # a tile of K that holds V too is wide
 
 
 def _multiples(spec: Spec, record: PageRecord, codec: Codec) -> dict[str, int]:
