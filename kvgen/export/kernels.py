@@ -13,7 +13,7 @@ from kvgen.backends.triton.kernel import TritonKernel
 from kvgen.errors import ToolchainError, UnsupportedError
 from kvgen.ir.plan import OPS, KernelPlan
 from kvgen.library import Library
-from kvgen.passes.abi import VARIANTS, check_variant
+from kvgen.passes.abi import check_variant, variants_of
 from kvgen.passes.render import render
 from kvgen.runtime.manifest import Exported, File
 
@@ -39,7 +39,7 @@ def export_kernels(library: Library) -> tuple[tuple[Exported, ...], Files]:
 def _variants(library: Library) -> Iterator[tuple[str, str]]:
     for op in OPS:
         default = check_variant(op, "", library.spec)
-        for variant in sorted(VARIANTS[op], key=lambda name: name != default):
+        for variant in sorted(variants_of(op, library.spec), key=lambda name: name != default):
             yield op, variant
 
 

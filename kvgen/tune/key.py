@@ -75,9 +75,12 @@ def read_by(op: str, spec: Spec) -> dict[str, Any]:
     if op in ("decode", "prefill"):
         return {"attention": att, "cache": plain["cache"]}
     if op == "merge":
-        return {"attention": {name: att[name] for name in ("q_heads", "v_head_dim", "q_dtype")}}
+        own = ("q_heads", "v_head_dim", "q_dtype", *(("sink_logit",) if "sink_logit" in att else ()))
+        return {"attention": {name: att[name] for name in own}}
     if op == "copy":
         return {"attention": sizes, "cache": plain["cache"]}
+    if op == "append" and "rope" in att:
+        sizes["rope"] = att["rope"]
     return {"attention": {**sizes, "q_dtype": att["q_dtype"]}, "cache": plain["cache"]}
 
 
