@@ -78,7 +78,9 @@ def decode_answers(given: Inputs) -> Answers:
     k_tail = 0 if k.panel else att.head_dim % k_step
     folds = {side: fold_site(spec, side) for side in ("k", "v")}
     k_pitch = round_up(att.head_dim, lanes if k.panel else k_step)
-    v_pitch = round_up(att.v_head_dim, v_step)
+    # Halves of codes have whole vectors of sums each.
+    v_half = round_up(att.v_head_dim // 2, v_step) if v_packed else 0
+    v_pitch = 2 * v_half or round_up(att.v_head_dim, v_step)
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
@@ -159,6 +161,7 @@ def decode_answers(given: Inputs) -> Answers:
         "k_tail": k_tail,
         "load_v": f"load_{v.row_format}",
         "v_pairs": v.pairs,
+        "v_half": v_half if v_half * 2 != att.v_head_dim else 0,
         "v_tail": v_tail,
         "v_chunks": _chunks(spec, v, v_step, per_chunk),
         "k_staged": k.staged,

@@ -161,7 +161,7 @@ def v_panel(
         high = Part(
             "_high",
             "high_codes(x)",
-            str(width),
+            str(-(-width // lanes) * lanes),  # whole vectors of sums for each half
             weights=f"{apart} * TILE_PAD" if apart else "",
             factors=apart,
         )

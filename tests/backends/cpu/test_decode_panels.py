@@ -50,6 +50,7 @@ SPECS = {
     "int8-fast": int8_arithmetic(same("int8-token", "quads", "bf16", group=4, head_dim=128)),
     "int4": same("int4-token", "quads", "bf16", group=8, page_size=128),
     "int4-block": same("int4-block", "quads", "bf16", group=4, head_dim=96),
+    "int4-tail": same("int4-token", "quads", "bf16", group=3, head_dim=72),
     "int4-fast": int8_arithmetic(same("int4-token", "quads", "bf16", group=4, head_dim=128)),
 }
 """What meets what: bf16 pairs; f32 lanes; int8 quads with two digits and with one; int4 as two operands."""
