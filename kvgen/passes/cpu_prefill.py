@@ -16,6 +16,7 @@ from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.cpu_attention import LANES, LOG2E, Answers, Inputs
 from kvgen.passes.cpu_codec import RowField, codec_answers, row_field, row_reading, row_writing
 from kvgen.passes.cpu_prefill_terms import term_answers
+from kvgen.passes.cpu_rope import Rotation, rotation
 from kvgen.passes.cpu_text import C_TYPES, writing
 from kvgen.passes.lower import fold_site
 from kvgen.passes.terms import masking
@@ -47,6 +48,12 @@ class PanelSide:
     """Whether a value may be inf or NaN where some row does not see it."""
     chunks: tuple[dict[str, int], ...]
     """V: parts of d whose sums fit the registers: first element, vectors, block."""
+    plane: str
+    """Name of the plane of its rows: ``k`` for a V that is part of K."""
+    shared: bool
+    """V: whether it goes into its panel from the rows of K that are at hand for theirs."""
+    turn: Rotation | None
+    """K: how a row is turned to its position when it is read."""
 
     @property
     def dtype(self) -> str:
@@ -81,7 +88,17 @@ class PanelSide:
     @property
     def decoded(self) -> bool:
         """Whether a row of V is decoded: one of f32 goes into the panel as it is."""
-        return self.copied or self.words == 1
+        return (self.copied or self.words == 1) and not self.shared
+
+    @property
+    def scales(self) -> str:
+        """Where the scales of a tile stand."""
+        return f"{self.plane if self.shared else 'v'}_scale"
+
+    @property
+    def scaled_rows(self) -> bool:
+        """Whether scales are multiplied into a row: turning mixes elements of several blocks."""
+        return self.turn is not None and self.field.block > 0
 
     def helpers(self) -> set[str]:
         """Names of the codec helpers that decoding a row needs."""
@@ -96,7 +113,7 @@ def prefill_answers(given: Inputs) -> Answers:
     att, lanes, vectors = spec.attention, LANES[target.arch], VECTORS[target.arch]
     row_block, tile = schedule.int("row_block"), schedule.int("tile")
     q_tile = max(1, schedule.int("rows") // att.group)
-    k, v = panel_side(given, "k"), panel_side(given, "v")
+    k, v = panel_sides(given)
     term_constants, terms = term_answers(spec)
     quantised = att.qk == "int8"
     constants = [
@@ -110,7 +127,7 @@ def prefill_answers(given: Inputs) -> Answers:
         Constant("V_WORDS", _round_up(att.v_head_dim, v.words * lanes), "words of a row of the panel of V"),
         Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
     ]
-    constants += term_constants
+    constants += (*term_constants, *(k.turn.constants if k.turn else ()))
     if att.sink:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
     if quantised:
@@ -127,6 +144,7 @@ def prefill_answers(given: Inputs) -> Answers:
         "v_side": v,
         # Rows in pieces have no line of their own to fetch.
         "prefetch_next": schedule.int("prefetch") == 1 and (k.field.contiguous or v.field.contiguous),
+        "c_types": C_TYPES,
         "vectors": vectors,
         "fewer_vectors": list(range(1, vectors)),
         "q_tile": q_tile,
@@ -141,26 +159,39 @@ def prefill_answers(given: Inputs) -> Answers:
     return tuple(constants), answers
 
 
-def panel_side(given: Inputs, side: str) -> PanelSide:
-    """K or V: bf16 pairs where the CPU multiplies them and nothing is rounded that the spec wants exact."""
+def panel_sides(given: Inputs) -> tuple[PanelSide, PanelSide]:
+    """K and V: bf16 pairs where the CPU multiplies them and nothing is rounded that the spec wants exact."""
+    spec, turn = given.spec, rotation(given.spec.attention, "pre")
+    words = [2 if multiplies_pairs(spec, given.target, side) else 1 for side in ("k", "v")]
+    if turn:
+        words[0] = 1  # turned, a key has more bits than bf16
+    shared = spec.cache.alias and not turn
+    if shared:
+        words = [min(words)] * 2
+    return _side(given, "k", words[0], False, turn), _side(given, "v", words[1], shared, None)
+
+
+def _side(given: Inputs, side: str, words: int, shared: bool, turn: Rotation | None) -> PanelSide:
     spec, target = given.spec, given.target
     att, field, fold = spec.attention, row_field(given, side), fold_site(spec, side)
     width = att.head_dim if side == "k" else att.v_head_dim
-    words = 2 if multiplies_pairs(spec, target, side) else 1
     lanes, vectors = LANES[target.arch], VECTORS[target.arch]
     # A row is read in place where whole vectors hold it as the panel wants it.
     in_place = field.contiguous and width % (words * lanes) == 0
     same = field.storage == ("bf16" if words == 2 else "f32")
-    block = fold.block or width
+    block = width if turn else min(fold.block or width, width)
     return PanelSide(
         field=field,
         words=words,
-        copied=not (same and in_place),
-        column=fold.site in ("score_column", "weight_column"),
-        blocks=width // block,
+        copied=not (same and in_place) or turn is not None,
+        column=fold.site in ("score_column", "weight_column") and not (turn and fold.block),
+        blocks=-(-width // block),
         block=block,
         rough=side == "v" and masking(spec).predicate is not None and not spec.cache.v.fmt.integer,
         chunks=_chunks(width, block, lanes, vectors) if side == "v" else (),
+        plane="k" if spec.cache.alias else side,
+        shared=shared,
+        turn=turn,
     )
 
 
@@ -179,8 +210,9 @@ def multiplies_pairs(spec: Spec, target: Target, side: str) -> bool:
 def _chunks(width: int, block: int, lanes: int, vectors: int) -> tuple[dict[str, int], ...]:
     found = []
     for first in range(0, width, block):
-        for start in range(first, first + block, vectors * lanes):
-            left = -(-(first + block - start) // lanes)
+        end = min(first + block, width)
+        for start in range(first, end, vectors * lanes):
+            left = -(-(end - start) // lanes)
             found.append({"start": start, "count": min(vectors, left), "block": first // block})
     return tuple(found)
 
