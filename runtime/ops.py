@@ -16,6 +16,7 @@ from kvgen.runtime import places
 from kvgen.runtime.attention import AttentionOps
 from kvgen.runtime.base import Tensor, dtype_name, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.runtime.cascade import cascade, cascade_workspace_bytes
 from kvgen.runtime.params import ROPE, SINK, bind
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class CacheOps(AttentionOps):
-    """``append``, ``decode``, ``prefill``, ``merge``, ``copy`` and ``gather``."""
+    """``append``, ``decode``, ``prefill``, ``merge``, ``copy`` and ``gather``; ``cascade`` calls three."""
+
+    cascade = cascade
+    cascade_workspace_bytes = cascade_workspace_bytes
 
     def append(
         self,
