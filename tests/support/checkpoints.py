@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, made by transformers, and texts for them."""
+"""Tiny random checkpoints of every family, made by transformers, and texts for them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,55 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Name -> what differs from ``make_checkpoint``'s config."""
+"""Name -> what differs from ``make_checkpoint``'s config of a Llama."""
+
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+}
+_LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
+
+FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "mistral": {**_HEADS, "sliding_window": 8},
+    "qwen3": _HEADS,
+    "gemma2": {**_HEADS, "sliding_window": 8, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 24},
+    "gemma3_text": {
+        **_HEADS,
+        "num_hidden_layers": 3,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+    },
+    "gpt_oss": {**_HEADS, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": {**_LATENT, **_EXPERTS, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": {**_LATENT, **_EXPERTS, "q_lora_rank": 24},
+}
+"""``model_type`` -> what differs from ``make_checkpoint``'s config. Windows are short enough to matter."""
 
 
-def make_checkpoint(folder: Path, *, tokenizer: bool = False, seed: int = 0, **changes: Any) -> Path:
-    """Write a two-layer Llama with random weights; its logits are far apart, so that greedy is decisive."""
+def make_checkpoint(
+    folder: Path, *, family: str = "llama", tokenizer: bool = False, seed: int = 0, **changes: Any
+) -> Path:
+    """Write a two-layer model with random weights; its logits are far apart, so that greedy is decisive."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
+    from kvgen.models.families import FAMILIES
+
+    made = FAMILIES[family].model_class()
+    config = made.config_class(
         **{
             "vocab_size": VOCABULARY,
             "hidden_size": 64,
@@ -55,7 +95,7 @@ def make_checkpoint(folder: Path, *, tokenizer: bool = False, seed: int = 0, **c
         }
     )
     with seeded(seed):
-        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+        made(config).to(torch.float32).save_pretrained(folder)
     if tokenizer:
         save_tokenizer(folder)
     return folder
