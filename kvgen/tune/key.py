@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
-from kvgen.ir import Spec, Target
+from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
+from kvgen.tune.source_digest import source_digest
 from kvgen.tune.space import Space
 
 
@@ -30,6 +31,8 @@ class Key:
     """Digest of the op's templates."""
     space: str
     """Digest of the knobs, constraints and numerics of the op's schedule file."""
+    source: Callable[[Schedule], str] | None = field(default=None, compare=False, repr=False)
+    """Digest of the rendered sources under a schedule: an edit of the templates may leave it as it was."""
 
     @property
     def spec8(self) -> str:
@@ -64,7 +67,8 @@ def key_of(op: str, spec: Spec, target: Target, pins: Mapping[str, Knob], space:
     """The key of ``op`` for a spec and a target."""
     folder = space.template.split("/", maxsplit=1)[0]
     digests = _templates_digest(folder, op), space_digest(space)
-    return Key(op, target.name, target.features, read_by(op, spec), dict(pins), *digests)
+    source = partial(source_digest, op, spec, target)
+    return Key(op, target.name, target.features, read_by(op, spec), dict(pins), *digests, source)
 
 
 def read_by(op: str, spec: Spec) -> dict[str, Any]:

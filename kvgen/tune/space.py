@@ -124,6 +124,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
     return {
         "page_size": cache_.page_size,
         "group": att.group,
+        "group_is_pow2": att.group & (att.group - 1) == 0,
         "q_heads": att.q_heads,
         "kv_heads": att.kv_heads,
         "head_dim": att.head_dim,

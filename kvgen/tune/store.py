@@ -3,9 +3,10 @@
 ``<folder>/<target>/<op>__<spec8>.json``, where spec8 is the hash of *what the op reads* of the spec (a merge
 does not care for page sizes). Every field stands in the file in clear and is checked when it is read: a
 truncated or foreign file is set aside with one warning, a schedule outside the space or across its
-constraints likewise. A file whose template or schedule space has changed since is stale: its schedules are
-starting points, no more. So are those of a CPU with other optional instructions (``elsewhere``), except where
-nothing else is known. What was measured goes before what was predicted, wherever it lies.
+constraints likewise. A file whose kernel or schedule space has changed since is stale: its schedules are
+starting points, no more (where templates have changed, the kernel is rendered again and compared). So are
+those of a CPU with other optional instructions (``elsewhere``), except where nothing else is known. What was
+measured goes before what was predicted, wherever it lies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import kvgen
 from kvgen import paths
+from kvgen.errors import UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.schedule import Knob
 from kvgen.tune.bucket import Bucket, nearest
@@ -63,7 +65,7 @@ class Winners:
     version: str = field(default_factory=lambda: kvgen.__version__)
     """Version of kvgen."""
     stale: bool = False
-    """Whether the templates or the space have changed since; never stored."""
+    """Whether the kernel or the space has changed since; never stored."""
     elsewhere: bool = False
     """Whether it is of a CPU with other optional instructions; never stored."""
 
@@ -178,6 +180,7 @@ def dump(winners: Winners, key: Key) -> str:
         "format": FORMAT,
         **key.identity(),
         "templates": key.templates,
+        "source": key.source(winners.schedule) if key.source else "",
         "space": key.space,
         "schedule": winners.schedule.to_dict(),
         "buckets": {
@@ -227,7 +230,9 @@ def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winne
             raise _BadError(f"{name} is {value!r}, not a text")
     if raw["how"] not in HOWS:
         raise _BadError(f"how is {raw['how']!r}")
-    stale = (raw["templates"], raw["space"]) != (key.templates, key.space)
+    stale = raw["space"] != key.space
+    if not stale and raw["templates"] != key.templates:
+        stale = not _same_kernel(raw, key, space, facts)
     elsewhere = features != want["features"]
     general = _schedule(raw.get("schedule"), key, space, facts, stale)
     rows = raw.get("buckets")
@@ -248,6 +253,16 @@ def _parse(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winne
             raise _BadError(f"{knob} decides a result's bits and differs between buckets")
     given = (raw["how"], raw["effort"], raw["device"], raw["date"], raw["kvgen"])
     return Winners(general, found, *given, stale, elsewhere)
+
+
+def _same_kernel(raw: Mapping[str, Any], key: Key, space: Space, facts: Mapping[str, Knob]) -> bool:
+    """Whether the kernel of the stored schedule is rendered as it was when it won."""
+    if key.source is None or not raw.get("source"):
+        return False
+    try:
+        return bool(raw["source"] == key.source(_schedule(raw.get("schedule"), key, space, facts, False)))
+    except (_BadError, UnsupportedError):
+        return False
 
 
 def _schedule(raw: Any, key: Key, space: Space, facts: Mapping[str, Knob], stale: bool) -> Schedule:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,12 @@ def _why(op: str, spec: Spec, target: Target, effort: str, pins: Pins, cache_dir
             # For a GPU what came with the package answers too: see the tuner.
             own = (local or target.backend != "cpu") and path == folder / key.file
             raw = _read(path)
-            differs = () if raw is None else tuple(_differences(raw, key, effort, device_name(target)))
+            wanted = key
+            if raw is not None and path == folder / key.file and raw.get("templates") != key.templates:
+                found = store.read(path, key, space, spec_facts(spec, target), local=False)
+                if found is not None and not found.stale:  # the templates have, this kernel has not changed
+                    wanted = replace(key, templates=str(raw["templates"]))
+            differs = () if raw is None else tuple(_differences(raw, wanted, effort, device_name(target)))
             fault = ""
             if own and not differs:
                 fault = store.fault(path, key, space, spec_facts(spec, target))

@@ -75,9 +75,11 @@ def test_a_good_record(tmp_path: Path) -> None:
     assert '"seconds": 1.235e-05' in path.read_text() and path.stat().st_size < 4000
     record(tmp_path, "measured", "NVIDIA H200")
     assert not list(committed.problems(tmp_path, [SPEC]))
-    record(tmp_path, templates="0" * 16)
+    record(tmp_path, templates="0" * 16, source="0" * 16)
     assert not list(committed.problems(tmp_path, [SPEC])), "stale is not wrong"
     assert committed.stale(tmp_path, [SPEC]) == [path.relative_to(tmp_path).as_posix()]
+    record(tmp_path, templates="0" * 16)
+    assert not committed.stale(tmp_path, [SPEC]), "the templates have changed, and the kernel has not"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ class Started(Exception):
 
 
 def test_what_is_stale_is_said(shipped: Path) -> None:
-    record(shipped, templates="0" * 16)
+    record(shipped, templates="0" * 16, source="0" * 16)
     (reason,) = why(SPEC, GPU, effort="quick", ops=("decode",), pins={}, cache_dir=None)
     assert not reason.hit and "the templates have changed (0000000000000000 -> " in str(reason)
     with pytest.warns(UntunedWarning, match="decode is stale"):
@@ -195,7 +197,7 @@ def test_commit_copies_winners_of_this_machine(
     (written,) = committed.commit(SPEC, GPU, ("decode", "copy"), tree)
     assert written == tree / key_of("decode", SPEC, GPU, {}, space_of("decode", GPU)).file
     assert not list(committed.problems(tree, [SPEC]))
-    record(own_cache_dir / "tune", templates="0" * 16)
+    record(own_cache_dir / "tune", templates="0" * 16, source="0" * 16)
     assert not committed.commit(SPEC, GPU, ("decode",), tmp_path / "other"), "stale ones are not"
 
 

@@ -120,7 +120,13 @@ def test_a_truncated_file_is_set_aside(tuning: Path, text: str) -> None:
 
 
 def test_winners_of_other_templates_are_seeds(tuning: Path) -> None:
-    edited(tuning, templates="0" * 16, schedule={**TUNED.to_dict(), "gone": 1, "tile": 99}, buckets={})
+    edited(
+        tuning,
+        templates="0" * 16,
+        source="0" * 16,
+        schedule={**TUNED.to_dict(), "gone": 1, "tile": 99},
+        buckets={},
+    )
     found = find(tuning)
     assert found is not None
     assert found.stale
@@ -166,7 +172,7 @@ def test_pins_win_over_the_cache(own_cache_dir: Path) -> None:
 
 
 def test_a_stale_record_is_said_to_be_one(own_cache_dir: Path) -> None:
-    edited(own_cache_dir / "tune", templates="0" * 16)
+    edited(own_cache_dir / "tune", templates="0" * 16, source="0" * 16)
     with pytest.warns(UntunedWarning, match="decode is stale"):
         assert assemble(SPEC, tune="cache").schedules["decode"] == TUNED
 

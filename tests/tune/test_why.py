@@ -60,7 +60,7 @@ def test_nothing_stored(tuning: Path, nothing_shipped: None) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"templates": "0" * 16}, "templates"),
+        ({"templates": "0" * 16, "source": "0" * 16}, "templates"),
         ({"space": "0" * 16}, "space"),
         ({"features": ["wings"]}, "features"),
         ({"device": "a toaster"}, "device"),
@@ -82,7 +82,7 @@ def test_each_field_of_the_file_is_named(
 
 
 def test_a_template_of_another_version_names_the_version(tuning: Path, stored: Callable[..., Path]) -> None:
-    stored(templates="0" * 16, kvgen="0.0.1")
+    stored(templates="0" * 16, source="0" * 16, kvgen="0.0.1")
     assert [found.field for found in ask(tuning).differs] == ["templates", "kvgen"]
 
 
