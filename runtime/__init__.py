@@ -2,7 +2,7 @@
 
 Reading order: ``cache`` (buffers), ``ops`` and ``attention`` (checked calls; ``quick`` repeats them),
 ``custom_ops`` (for torch.compile), ``manifest`` and ``loader`` (exports); then ``pool``, ``layers``,
-``sequence``, ``step``, ``attend``, ``request``, ``scheduler``, ``sampling`` and ``engine`` (continuous batching).
+``sequence``, ``step``, ``attend``, ``request``, ``scheduler``, ``sampling`` and ``engine`` (batching).
 Nothing here imports the compiler, and nothing heavy is imported before it is used.
 """
 

@@ -49,6 +49,14 @@ def need(
         )
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name}: a lazily negated view, whose memory differs; use .resolve_neg()")
+    if tensor.requires_grad:
+        import torch
+
+        if torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{name}: requires a gradient, and these kernels have none; use {name}.detach(), or call "
+                "under torch.no_grad()"
+            )
     need_memory(name, tensor)
 
 

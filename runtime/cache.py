@@ -87,6 +87,18 @@ class Cache:
             return planes[name]  # type: ignore[no-any-return]
         raise AttributeError(f"this cache has no {name!r}; it has {', '.join(planes)}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("planes", ()):
+            hint = f"write into it (cache.{name}.copy_(...)), or adopt() other buffers"
+            raise AttributeError(f"cache.{name} is where the kernels read and write; {hint}")
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: Any) -> Cache:
+        raise ArgumentError(
+            "a cache is memory that a library's kernels know: make another with new_cache() and copy the "
+            "tensors of cache.planes into it"
+        )
+
     @property
     def capacity(self) -> int:
         """Tokens that all pages hold together."""

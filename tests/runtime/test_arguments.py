@@ -125,7 +125,10 @@ def test_right_arguments_are_taken(op: str) -> None:
     [
         ({"scale": 0.0}, r"scale = 0.0: give a positive finite number"),
         ({"scale": float("nan")}, r"scale = nan"),
-        ({"params": {"slope": torch.ones(4)}}, r"params\['slope'\]: this op reads no such parameter; leave params out"),
+        (
+            {"params": {"slope": torch.ones(4)}},
+            r"params\['slope'\]: this op reads no such parameter; leave params out",
+        ),
         ({"out": torch.zeros(2, 4, 8)}, r"out: shape \(2, 4, 8\), not \(2, 4, 16\)"),
         ({"out": torch.zeros(2, 4, 16).half()}, r"out: dtype float16, not float32"),
         ({"lse": torch.zeros(2, 4).double()}, r"lse: dtype float64, not float32"),
@@ -247,3 +250,17 @@ def test_two_threads_do_not_share_a_workspace() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_gradient_is_not_cut_off_in_silence() -> None:
+    """Also where a call of the same shapes was seen before."""
+    batch = Batch()
+    batch.decode()
+    batch.q.requires_grad_()
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"q: requires a gradient, .*q.detach\(\)"):
+            batch.decode()
+    with torch.no_grad():
+        batch.decode()
+    with pytest.raises(ArgumentError, match="q: requires a gradient"):
+        batch.decode()

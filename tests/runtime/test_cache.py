@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -185,3 +186,11 @@ def test_layers_share_ids_and_nothing_else() -> None:
     assert [float(layer.k.max()) for layer in first.layers] == [1, 2, 3]
     with pytest.raises(AttributeError, match="this cache has no 'k_scale'; it has k, v"):
         _ = first.k_scale
+
+
+def test_planes_are_written_into_and_not_replaced() -> None:
+    cache = OracleLibrary(make_spec()).new_cache(2)
+    with pytest.raises(AttributeError, match="where the kernels read and write; write into it"):
+        cache.k = torch.zeros(1)
+    with pytest.raises(ArgumentError, match="make another with new_cache"):
+        copy.deepcopy(cache)
