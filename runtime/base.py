@@ -153,9 +153,7 @@ class OpsBase:
         prepare = getattr(kernel, "prepare", None)
         threads = machine.num_threads(values.get("num_threads"))
         key = quick.call_key(self.serial, op, given, scale, threads)
-        # Whether a gradient is asked for depends on torch's mode, which only the long way looks at.
-        asks = any(tensor is not None and tensor.requires_grad for tensor in given)
-        if prepare is not None and key is not None and not asks:
+        if prepare is not None and key is not None:
             names = quick.APPENDED if op == "append" else quick.NUMBERS
             calls.put((key, extra), prepare(values, names), made, given, scale, threads)
 

@@ -308,6 +308,8 @@ def call_key(
                 parts.append(None)
             elif type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg():
                 return None
+            elif tensor.requires_grad:  # whether one is asked for depends on torch's mode
+                return None
             else:
                 parts += (tensor.dtype, tensor.shape, tensor.stride())
     except RuntimeError:  # a sparse tensor has no strides
