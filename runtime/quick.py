@@ -306,9 +306,8 @@ def call_key(
         for tensor in tensors:
             if tensor is None:
                 parts.append(None)
-            elif type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg():
-                return None
-            elif tensor.requires_grad:  # whether one is asked for depends on torch's mode
+            # Whether a gradient is asked for depends on torch's mode too.
+            elif type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg() or tensor.requires_grad:
                 return None
             else:
                 parts += (tensor.dtype, tensor.shape, tensor.stride())
