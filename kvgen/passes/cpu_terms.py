@@ -26,7 +26,8 @@ from kvgen.ir.expression import (
 )
 from kvgen.ir.plan import Constant
 from kvgen.passes.cpu_loads import STORED, element, offset, printed, read_text
-from kvgen.passes.print_terms import HELPERS, helpers
+from kvgen.passes.print_helpers import HELPERS
+from kvgen.passes.print_terms import helpers
 from kvgen.passes.terms import Masking, Scoring
 
 IN_LOOP: Mapping[str, str] = {"score": "score", "kv_pos": "key", "q_pos": "pos"}
