@@ -17,7 +17,7 @@ STORED = {name: C_TYPES[name] for name in ("f32", "i32", "i64")} | dict.fromkeys
 
 def printed(node: Node, names: Mapping[str, str], load: Callable[[Load], str]) -> str:
     """C++ text; names that are not given are called what they are: constants, bounds."""
-    return print_c(node, {name: name for name in names_of(node)} | names, load)
+    return print_c(node, {**{name: name for name in names_of(node)}, **names}, load)
 
 
 def element(param: Param, load: Load, text: Callable[[Node], str]) -> str:
