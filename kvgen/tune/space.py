@@ -82,16 +82,27 @@ class Space:
         seed = Schedule.of({**self.seed(target, facts), **pins})
         if self.allows(seed, facts):
             return seed
-        free = [s for s in self.candidates(facts) if all(s[knob] == value for knob, value in pins.items())]
-        if free:
-            return min(free, key=lambda s: self._distance(seed, s))
+        for schedule in self._nearest(seed, pins):
+            if self.allows(schedule, facts):
+                return schedule
         if pins:
             return seed
         raise UnsupportedError(f"no schedule of {self.template} fits {dict(facts)}")
 
-    def _distance(self, seed: Schedule, other: Schedule) -> tuple[int, int]:
-        steps = [abs(v.index(seed[k]) - v.index(other[k])) for k, v in self.knobs.items()]
-        return sum(step > 0 for step in steps), sum(steps)
+    def _nearest(self, seed: Schedule, pins: Mapping[str, Knob]) -> list[Schedule]:
+        """Every schedule with these pins: few knobs changed first, then few steps, then in canonical order."""
+        choices = [
+            [(value, abs(i - values.index(seed[knob]))) for i, value in enumerate(values)]
+            if knob not in pins
+            else [(value, 0) for value in values if value == pins[knob]]
+            for knob, values in self.knobs.items()
+        ]
+        found = []
+        for chosen in itertools.product(*choices):
+            steps = [step for _, step in chosen]
+            found.append((sum(step > 0 for step in steps), sum(steps), [value for value, _ in chosen]))
+        found.sort(key=lambda each: each[:2])
+        return [Schedule.of(dict(zip(self.knobs, values, strict=True))) for _, _, values in found]
 
 
 FOLDERS = {"cpu": "cpp", "triton": "triton"}
@@ -129,6 +140,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "kv_heads": att.kv_heads,
         "head_dim": att.head_dim,
         "v_head_dim": att.v_head_dim,
+        "alias": cache_.alias,
         "causal": att.causal,
         "windowed": att.window is not None,
         "q_dtype": att.q_dtype,
