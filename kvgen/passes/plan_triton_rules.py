@@ -26,6 +26,8 @@ class Rules:
     mask: Mask
     folded: bool
     """Whether the softmax runs on 8 rows."""
+    crowded: bool
+    """Whether masked tiles need more registers than causal ones."""
     answers: dict[str, Any]
     """For the templates."""
     constants: tuple[Constant, ...]
@@ -55,7 +57,9 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
         Rows(suffix, ragged, f"live_{suffix}" if (att.group < 8 if folded else live) else ""), params
     )
     merger = Printer(Rows("R", ragged, "live_R"), params)
-    mask, score = mask_for(masks, printer), score_for(scores, printer)
+    mask = mask_for(masks, printer)
+    mask_vectors = tuple(printer.vectors)
+    score = score_for(scores, printer)
     answers: dict[str, Any] = {
         "mask": mask,
         "segments": segments(mask),
@@ -88,6 +92,7 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
     return Rules(
         mask=mask,
         folded=folded,
+        crowded=mask.peels_front or bool(mask.loads or mask_vectors or sink),
         answers=answers,
         constants=tuple(dict.fromkeys(constants)),
         words=words,
