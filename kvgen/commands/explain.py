@@ -112,7 +112,7 @@ def resources(library: Library, op: str, variant: str) -> dict[str, Any]:
         return found
     from kvgen.passes.inspect import faults
 
-    return found | {"faults": "; ".join(faults(op, found)) or "none"}
+    return found | {"faults": "; ".join(faults(op, found, library.spec)) or "none"}
 
 
 def _show_ir(data: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ class GpuJudge:
         op: str,
         facts: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        if found := faults(op, facts):
+        if found := faults(op, facts, self.spec):
             candidate.fail(Outcome.RESOURCE, "; ".join(found))
             return
         same = "|".join(str(kernel["fingerprint"]) for kernel in facts.values())

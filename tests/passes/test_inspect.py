@@ -8,6 +8,8 @@ import pytest
 
 from kvgen.errors import ToolchainError
 from kvgen.passes.inspect import faults, verify_binary
+from kvgen.passes.validate import load_spec
+from tests.support.specs import make_spec
 
 GOOD = {
     "decode_split": {
@@ -42,6 +44,15 @@ def test_narrow_loads_count_where_keys_are_read() -> None:
     assert faults("append", found) == ()
     with pytest.raises(ToolchainError, match=r"32 x LDG\.U8"):
         verify_binary("prefill", "sm_80", found)
+
+
+@pytest.mark.parametrize("kind", ("bool", "bits"))
+def test_masks_of_the_caller_may_be_read_byte_by_byte(kind: str) -> None:
+    found = broken(loop={"narrow_loads": {"LDG.U8": 32}})
+    raw = make_spec().to_dict()
+    raw["attention"] |= {"causal": False, "bool_mask": kind}
+    assert faults("prefill", found, load_spec(raw)) == ()
+    assert faults("prefill", found, make_spec()) != ()
 
 
 def test_cpu_kernels_report_neither() -> None:
