@@ -23,8 +23,8 @@ def faults(op: str, resources: Mapping[str, Any], spec: Spec | None = None) -> t
     """Reasons to reject the kernels of ``op``, read from ``Kernel.resources()`` of a GPU target.
 
     Any op: registers kept in memory. ``decode`` and ``prefill``: loads of one or two bytes in the loop
-    over keys, unless the ``spec`` given has masks that are read so. Empty where there is nothing to object to (also for CPU kernels,
-    which report neither).
+    over keys, unless the ``spec`` given has masks that are read so. Empty where there is nothing to object
+    to (also for CPU kernels, which report neither).
     """
     found = []
     for name, facts in resources.items():
