@@ -113,7 +113,7 @@ def attention_answers(
         "edges": _edges(op, spec, schedule, mask),
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         # Quotients by a power of two are shifts, which the compiler repeats rather than keeps.
-        "again": ragged and (att.group & (att.group - 1) != 0 or op == "prefill" and rules.crowded),
+        "again": ragged and (att.group & (att.group - 1) != 0 or (op == "prefill" and rules.crowded)),
         "token_of_row": "row_M" if att.group == 1 else "row_M // GROUP",
         "head_of_row": head_of_row(att.group, ragged),
         "row_tiles": 1 if ragged else -(-att.group // rows),
