@@ -1,4 +1,4 @@
-"""Golden sources: six kernels of each backend, as a person reads them.
+"""Golden sources: some kernels of each backend, as a person reads them.
 
 They are reviewed like code: a change of a template shows here as the change of what it writes. Rewrite them
 with ``pytest tests/test_golden.py --update-golden`` and read the diff. Targets and features are fixed, so the
@@ -21,16 +21,19 @@ from kvgen.resolve import backend_for
 from kvgen.targets import known_target
 from kvgen.tune.defaults import default_schedule
 from tests.support.specs import make_spec
+from tests.support.variants import variant_spec
 
 LLAMA_BF16 = make_spec("bf16", "bf16", "hnd", 16, 8, 4, 128, q_dtype="bf16")
 LLAMA_INT8 = make_spec("int8-token", "int8-token", "hnd", 16, 8, 4, 128, q_dtype="bf16")
 ODD_WINDOW = make_spec("f16", "int8-head", "halves-nhd", 5, 2, 3, 72, (True, 128), "f16")
+TERMS = variant_spec("document", "alibi", sink=True, rope="pre half", page_size=16, group=2, q_dtype="bf16")
 PACKED = make_spec("bf16", "f32", "packed-k", 64, 4, 8, 96, (False, None), "f32")
 
 GOLDEN: dict[str, tuple[str, str, Spec, str, tuple[str, ...]]] = {
     # file: op, variant, spec, target, features
     "cpu_decode_llama_bf16.cpp": ("decode", "single", LLAMA_BF16, "cpu-avx512", ("bf16",)),
     "cpu_decode_multi_llama_int8.cpp": ("decode", "multi", LLAMA_INT8, "cpu-avx2", ()),
+    "cpu_decode_multi_terms.cpp": ("decode", "multi", TERMS, "cpu-portable", ()),
     "cpu_prefill_odd_window.cpp": ("prefill", "", ODD_WINDOW, "cpu-avx512", ()),
     "cpu_append_llama_int8.cpp": ("append", "bf16", LLAMA_INT8, "cpu-avx512", ()),
     "cpu_gather_packed.cpp": ("gather", "f32", PACKED, "cpu-portable", ()),

@@ -115,7 +115,7 @@ def helper_texts(*names: frozenset[str]) -> list[tuple[str, str]]:
 
 def term_words(att: AttentionSpec, masking: Masking, scoring: Scoring | None) -> tuple[str, ...]:
     """What the header of a source says of masks and scores; nothing of plain causal attention."""
-    words = (*masking.words, *(scoring.words if scoring else ()))
+    words = (*masking.words, *(scoring.words if scoring else ()), *(["a sink for each head"] * att.sink))
     return words if att.options or att.window is not None else ()
 
 

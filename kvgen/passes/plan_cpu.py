@@ -24,7 +24,7 @@ def plan_cpu(
 ) -> KernelPlan:
     """The lowered CPU kernel of ``op``.
 
-    ``variant``: decode ``single``, ``multi`` or ``prefix``; append, gather and merge the type outside the cache.
+    ``variant``: decode ``single``, ``multi``, ``prefix``; append, gather, merge the type outside the cache.
     Defaults: ``single`` and the query's type. ``UnsupportedError`` for an unknown variant.
     """
     variant = check_variant(op, variant, spec)
