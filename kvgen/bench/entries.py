@@ -133,8 +133,9 @@ def check(entries: Sequence[Entry], case: Case, say: Say) -> None:
             entry.fail(error)
             continue
         worst = max(verdicts, key=lambda verdict: verdict.share)
-        exact = max((verdict for verdict in verdicts if not verdict.oracle), key=lambda found: found.share)
-        entry.error, entry.tolerance = exact.error, exact.tolerance
+        exact = [verdict for verdict in verdicts if not verdict.oracle] or verdicts  # masks have none
+        told = max(exact, key=lambda verdict: verdict.share)
+        entry.error, entry.tolerance = told.error, told.tolerance
         entry.oracle_error = max((found.error for found in verdicts if found.oracle), default=None)
         if not worst.right:
             entry.status = WRONG
