@@ -115,6 +115,8 @@ def decode_answers(given: Inputs) -> Answers:
         "term_helpers": helper_texts(terms.helpers, ranges.helpers),
         "prefetch_next": prefetch,
         "prefetch_v": prefetch and not alias,
+        # Many blocks of rows meet a tile of latent rows: fetched by one of them, the next came in a burst.
+        "fetch_shares": alias and not k.panel and att.group >= 4 * row_block,
         "alias": alias,
         "plane_of": {"k": "k", "v": "k" if alias else "v"},
         "v_rows": "k" if alias and not (k.panel or rope) else "v",
