@@ -30,6 +30,7 @@ from kvgen.passes.plan_triton_parts import aligned, split_d
 from kvgen.passes.plan_triton_rules import rules_for
 from kvgen.passes.plan_triton_tiles import outputs, side
 from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text, widen_text
+from kvgen.passes.plan_triton_unturned import check_turning, reads_unturned, turned_cuts, turning_for
 from kvgen.passes.plan_triton_words import word_address, word_plane
 
 
@@ -49,6 +50,8 @@ def attention_answers(
     rules = rules_for(op, spec, variant, foldable=foldable, live=bool(live))
     mask, folded = rules.mask, rules.folded
     lookup = lookup_for(spec.cache.page_size, tile, target, att.head_dim)
+    if turned := reads_unturned(spec):
+        check_turning(spec)
     codec = codec_for(spec, target, record)
     readers = {"k": codec.k, "v": codec.v}
     worded = tuple(name for name in spec.cache.fields if readers[name].word > 1)
@@ -59,8 +62,9 @@ def attention_answers(
     if spec.cache.alias:
         addresses["v"] = addresses["k"]
     qk, pv = qk_dot(spec, target, codec), pv_dot(spec, target, codec)
-    cuts = [att.v_head_dim] if spec.cache.alias else []
-    k_side = side(spec, "k", att.head_dim, codec.k, int8=qk.compute == "int8", cuts=cuts)
+    cuts = [att.v_head_dim] if spec.cache.alias else turned_cuts(spec) if turned else []
+    paired = att.rope.dim if att.rope and turned and att.rope.pairing == "interleaved" else 0
+    k_side = side(spec, "k", att.head_dim, codec.k, int8=qk.compute == "int8", cuts=cuts, paired=paired)
     if spec.cache.alias:
         v_side = k_side.head(att.v_head_dim)
     else:
@@ -97,6 +101,7 @@ def attention_answers(
         "widens": any(view.widens for view in views.values()),
         "worded": worded,
         "aliased": spec.cache.alias,
+        "turning": turning_for(spec, k_side, codec.k, qk.compute, target) if turned else None,
         "v_of_k": widen_text(qk.compute, pv.compute, target),
         "word_strides": [t.stride_name for n in worded for t in addresses[n].terms if t.stride is None],
         "qk": qk,

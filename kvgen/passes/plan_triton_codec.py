@@ -9,7 +9,8 @@ The query meets K in one of four ways (``Codec.q``):
 ``codes``   the same with one digit: what ``qk = "int8"`` asks for.
 ``units``   K as f16, and a bf16 query as f16 in units of a power of two, one a row, so that it fits.
 
-Where V is a part of K (MLA), one load serves both, so K is read as V has to be: as f16.
+Where V is a part of K (MLA), one load serves both, so K is read as V has to be: as f16. Keys that are turned
+when they are read become f16 as well, one element after another.
 
 V is contracted over tokens with weights of many magnitudes, so its codes become f16, exactly. A tensor core
 wants two *tokens* in one register. Loaded as int16 words (two bytes of a row), a register holds the words of
@@ -83,7 +84,7 @@ class Codec:
 def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     """The codec of a spec on a target.
 
-    Raises UnsupportedError for ``pv = "int8"`` and for ``qk = "int8"`` beside an f32 query or where V is a
+    Raises UnsupportedError for ``pv = "int8"``, and for ``qk = "int8"`` beside an f32 query or where V is a
     part of K.
     """
     att, k, v = spec.attention, spec.cache.k, spec.cache.v
@@ -104,7 +105,8 @@ def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     wide = att.q_dtype == "f32"
     q, digit = "plain", 1
     shared = spec.cache.alias
-    if k.fmt.integer and not wide and not shared:
+    turned = att.rope is not None and att.rope.stored == "pre"
+    if k.fmt.integer and not wide and not shared and not turned:
         q = "codes" if att.qk == "int8" else "digits"
         if q == "digits":
             # DIGIT * (q.k of the high digits) + (of the low ones) must stay below 2**31.
@@ -119,7 +121,7 @@ def codec_for(spec: Spec, target: Target, record: PageRecord) -> Codec:
     return Codec(
         q,
         digit,
-        v_reader if shared else _k_reader(k.format, q, words["k"], wide, fp8),
+        v_reader if shared else _k_reader(k.format, q, words["k"] and not turned, wide, fp8),
         v_reader,
         ptx,
         fp8,

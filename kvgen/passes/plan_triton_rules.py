@@ -8,7 +8,7 @@ from typing import Any
 from kvgen.ir import Spec
 from kvgen.ir.expression import names_of
 from kvgen.ir.plan import Constant
-from kvgen.passes.abi import PREFIX, param_args
+from kvgen.passes.abi import PREFIX, ROPE_TABLE, param_args
 from kvgen.passes.plan_triton_mask import Mask, mask_for, merge_ranges, segments
 from kvgen.passes.plan_triton_parts import LONGEST
 from kvgen.passes.plan_triton_score import score_for
@@ -89,6 +89,7 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
     words = (*masks.words, *(scores.words if scores else ()), *(("a sink for each head",) if sink else ()))
     read = printer.read | ({SINK} if sink and op == "prefill" else set())
     merged = merger.read | ({SINK} if sink and op == "decode" else set())
+    turned = (ROPE_TABLE,) if att.rope and att.rope.stored == "pre" else ()
     return Rules(
         mask=mask,
         folded=folded,
@@ -96,6 +97,6 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
         answers=answers,
         constants=tuple(dict.fromkeys(constants)),
         words=words,
-        read=frozenset(arg.name for arg in param_args(params[name] for name in sorted(read))),
+        read=frozenset(arg.name for arg in param_args((*(params[name] for name in sorted(read)), *turned))),
         merged=frozenset(arg.name for arg in param_args(params[name] for name in sorted(merged))),
     )

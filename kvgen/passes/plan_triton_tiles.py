@@ -26,6 +26,8 @@ class Lane:
     """Text after the index of its word that makes that of its byte: `` * 2``, `` * 2 + 1``, or nothing."""
     block: str
     """Number of its block of d, which names its scale; empty where a row has one scale."""
+    paired: bool = False
+    """Whether it is the even or odd elements of a tile of elements, split when it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -78,21 +80,28 @@ class Side:
         return tuple((tile, lane) for tile, lane in self.lanes if lane.block == block)
 
 
-def side(spec: Spec, name: str, size: int, reader: Reader, *, int8: bool, cuts: Sequence[int] = ()) -> Side:
+def side(
+    spec: Spec, name: str, size: int, reader: Reader, *, int8: bool, cuts: Sequence[int] = (), paired: int = 0
+) -> Side:
     """The tiles of ``k`` or ``v`` with ``size`` elements a row; ``int8``: they are operands of int8 dots.
 
-    No tile reaches across a place in ``cuts`` (stored elements).
+    No tile reaches across a place in ``cuts`` (stored elements). Tiles of the first ``paired`` elements fall
+    apart into even and odd ones.
     """
     quant = spec.cache.quant(name)
     packed, block = quant.fmt.packed, quant.d_block
     stored = size // packed
-    narrowest = INT8_WIDTH if int8 or reader.word > 1 else MIN_WIDTH
+    narrowest = INT8_WIDTH if int8 or reader.word > 1 or paired else MIN_WIDTH
     parts = _parts([*cuts, *range(block or stored, stored, block or stored), stored], narrowest)
     halves = packed > 1
     tiles = []
     for part in parts:
         lanes = []
-        for suffix in reader.lanes:
+        if part.start < paired:
+            lanes = [
+                Lane(part.tag + s, 0, step, "", True) for s, step in (("_even", " * 2"), ("_odd", " * 2 + 1"))
+            ]
+        for suffix in reader.lanes if part.start >= paired else ():
             shift = stored if halves and "high" in suffix else 0
             of = "" if block is None else str((part.start + shift) // block)
             step = "" if reader.word == 1 else " * 2 + 1" if "odd" in suffix else " * 2"
