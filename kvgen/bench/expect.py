@@ -174,7 +174,7 @@ def _attend_one(
     q = scene.q[row : row + 1].float().numpy()
     q = codec.int8_rows(q) if spec.attention.qk == "int8" else q
     # The oracle sees one query, and is told which of its request's it is.
-    terms = reference.Terms(spec.attention, params).at(request, row, (place, queries))
+    terms = reference.Terms(spec.attention, params).at(request, row - place, (place, queries))
     out, _ = reference.attend(q, [k], [v], q_starts=[0, 1], scale=scene.shape.scale, terms=terms)
     return out[0]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.bench import bench
-from kvgen.bench.cases import CASES, VARIANT_CASES
+from kvgen.bench import bench, variants
+from kvgen.bench.cases import CASES, VARIANT_CASES, free
+from kvgen.bench.report import OK
 from kvgen.bench.variants import variants_of
 from kvgen.errors import ArgumentError
 from kvgen.passes.fields import SWITCH, Field
 from kvgen.variants import Definition, Formula, definitions, registered
-from tests.bench.conftest import F32, SMALL
+from tests.bench.conftest import F32, INT8, SMALL
+from tests.support.bundle import prepare
+from tests.support.engines import library
 
 EVERY_OTHER = Definition(
     "every_other",
@@ -57,3 +60,27 @@ def test_only_attention_has_variants() -> None:
 
 def test_the_default_cases_exist() -> None:
     assert all(CASES[name].q_lens for name in VARIANT_CASES)
+
+
+def test_variants_are_right_and_timed_beside_their_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms of every kind, and one of a test's own."""
+    chosen = ("window", "bool_mask", "kv_first", "soft_cap", "sink_logit", "every_other")
+    with registered(EVERY_OTHER):
+        monkeypatch.setattr(
+            variants, "definitions", lambda kind: [d for d in definitions(kind) if d.name in chosen]
+        )
+        specs = {each.hash: each for found in variants_of(INT8)[0] for each in (found.plain, found.spec)}
+        launched = [("append", "bf16"), ("decode", "multi")]
+        prepare((library("portable", spec), launched) for spec in specs.values())
+        found = list(
+            variants.measure_variants(
+                INT8, free([2], 40, 3), SMALL, lambda *said: None, lambda spec: library("portable", spec)
+            )
+        )
+    assert len(found) == len(chosen) + 1
+    assert not [case.left_out for case in found if case.left_out]
+    assert [f"{case.case}: {row}" for case in found for row in case.rows if row.status != OK] == []
+    for case in found:
+        plain, variant = case.rows
+        assert variant.ratios[plain.spec or ""].median > 0
+    assert found[0].case == "decode-2x40-q3: window = 33"

@@ -132,3 +132,16 @@ def test_a_plot(kvgen: Any, tmp_path: Path) -> None:
         pytest.skip("needs matplotlib (pip install -e '.[plot]')")
     assert done.exit_code == 0, done.output
     assert "<svg" in picture.read_text()
+
+
+def test_variants_stand_beside_their_plain_kernel(kvgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvgen.bench import variants
+
+    one = [found for found in variants.definitions("score") if found.name == "head_scale"]
+    monkeypatch.setattr(variants, "definitions", lambda kind: one if kind == "score" else ())
+    done = kvgen("bench", *TINY, "--variants")
+    assert done.exit_code == 0, done.output
+    row = next(line for line in done.stdout.splitlines() if line.startswith("head_scale = true"))
+    assert row.split()[3] == "llama3-8b-bf16" and float(row.split()[6]) > 0
+    refused = kvgen("bench", *TINY, "--variants", "--peers", "sdpa-gqa")
+    assert refused.exit_code == 2 and "--variants compares kvgen with itself" in refused.stderr
