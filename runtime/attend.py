@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvgen.runtime.base import Tensor
 from kvgen.runtime.cache import torch_dtype
 from kvgen.runtime.layers import Layer
+from kvgen.runtime.params import ROPE
 from kvgen.runtime.step import Part, Step
 
 
@@ -23,13 +24,19 @@ def attend(
     """Write a step's keys and values into one layer's cache and attend to all keys of each request.
 
     q (T, q_heads, head_dim) of any float type; k (T, kv_heads, head_dim) and v (T, kv_heads, v_head_dim) of
-    one type, f32, bf16 or f16; v is None where the spec's V is a part of K. ``scale`` replaces the spec's;
-    ``params`` are those that the spec declares, with the step's requests and rows in their ``batch`` and
-    ``q`` dims. Returns (T, q_heads, v_head_dim) of q's type. Raises ``ArgumentError``.
+    one type, f32, bf16 or f16; v is None where the spec's V is a part of K. Both q and k are rotated already,
+    but for a k that the spec rotates. ``scale`` replaces the spec's; ``params`` are those that the spec
+    declares, with the step's requests and rows in their ``batch`` and ``q`` dims, and ``rope_table`` where it
+    rotates. Returns (T, q_heads, v_head_dim) of q's type. Raises ``ArgumentError``.
     """
     library, cache = layer.library, layer.cache
     att = library.spec.attention
-    library.append(cache, k_THD, v_THD, step.slots_T)
+    if att.rope is not None and att.rope.stored == "post":
+        params = dict(params or {})
+        turned = {ROPE.name: params.pop(ROPE.name)} if ROPE.name in params else {}
+        library.append(cache, k_THD, v_THD, step.slots_T, step.positions32_T, params=turned)
+    else:
+        library.append(cache, k_THD, v_THD, step.slots_T)
     q = q_THD.to(torch_dtype(att.q_dtype))
     out = q.new_empty(q.shape[0], att.q_heads, att.v_head_dim)
     if part := step.decode_part:

@@ -64,6 +64,11 @@ class Step:
     """Rows of the first ``num_decode`` requests; known here so that nobody reads it back from a GPU."""
 
     @cached_property
+    def positions32_T(self) -> Tensor:
+        """``positions_T`` as int32, which an append that rotates takes."""
+        return self.positions_T.int()
+
+    @cached_property
     def decode_part(self) -> Part | None:
         """The arguments of ``decode``, or None."""
         n = self.num_decode

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
 from kvgen.errors import ArgumentError
+from kvgen.passes.validate import load_spec
+from kvgen.reference.attend import attend as exact_rows
+from kvgen.reference.terms import Terms
 from kvgen.runtime.attend import attend
 from kvgen.runtime.layers import Layer, new_layers
 from kvgen.runtime.sequence import PagedSequence, PageStore
@@ -133,6 +137,50 @@ def test_a_scale_replaces_the_specs() -> None:
     two.q = [q / 2 for q in two.q]
     out = one.attend(one.step(), scale=SPEC.attention.scale / 2)
     torch.testing.assert_close(out.double(), two.exact(), rtol=0, atol=1e-5)
+
+
+def of_spec(**attention: Any) -> Any:
+    table = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "q_dtype": "f32", **attention}
+    cache = {"page_size": 4, "layout": "page kv head tok d", "k": {"format": "f32"}, "v": {"format": "f32"}}
+    return load_spec({"attention": table, "cache": cache})
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_parameters_of_requests_and_rows_go_with_their_part(shape: tuple[tuple[int, int], ...]) -> None:
+    """A mask by request and a term by row, of the whole step: each op gets those of its own part."""
+    dims = {"first": {"dims": ["batch"], "dtype": "i32"}, "slope": {"dims": ["q", "head"], "dtype": "f32"}}
+    spec = of_spec(
+        mask="kv_pos >= first[batch]",
+        score="score - slope[q_row, head] * abs(q_pos - kv_pos)",
+        params=dims,
+    )
+    batch = Batch(library("portable", spec), *shape)
+    g = torch.Generator().manual_seed(0)
+    rows = sum(n for _, n in shape)
+    first = torch.tensor([min(at, old) for at, (old, _) in enumerate(shape)], dtype=torch.int32)
+    params = {"first": first, "slope": torch.rand(rows, 4, generator=g)}
+    got = batch.attend(batch.step(), params=params)
+    terms = Terms(spec.attention, {name: tensor.numpy() for name, tensor in params.items()})
+    k, v = ([kv[side].numpy() for kv in batch.kv] for side in (0, 1))
+    starts = [0, *itertools.accumulate(n for _, n in shape)]
+    q = torch.cat(batch.q).numpy()
+    want, _ = exact_rows(q, k, v, q_starts=starts, scale=spec.attention.scale, terms=terms)
+    torch.testing.assert_close(got.double(), torch.from_numpy(want), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["post", "pre"])
+def test_keys_that_the_kernels_rotate(stored: str) -> None:
+    lib = library("portable", of_spec(rope={"stored": stored}))
+    batch = Batch(lib, (0, 1), (0, 5), (0, 12))
+    table = lib.rope_table(16)
+    got = batch.attend(batch.step(), params={"rope_table": table})
+    cos, sin = table.double().chunk(2, -1)
+    for kv in batch.kv:
+        n = kv.shape[1]
+        one, two = kv[0].double().chunk(2, -1)
+        c, s = cos[:n, None], sin[:n, None]
+        kv[0] = torch.cat([one * c - two * s, one * s + two * c], -1)
+    torch.testing.assert_close(got.double(), batch.exact(), rtol=0, atol=1e-5)
 
 
 def test_foreign_caches_are_refused() -> None:
