@@ -18,6 +18,9 @@ class Rotation:
     """And of its second."""
     partial: bool
     """Whether elements follow that pass as they are."""
+    fenced: bool
+    """Whether every product must be rounded before it is summed, and the compiler has to be kept from fusing
+    those of interleaved pairs: bytes in the cache are the oracle's."""
     constants: tuple[Constant, ...]
     """What the texts name."""
 
@@ -31,4 +34,5 @@ def rotation(att: AttentionSpec, stored: str) -> Rotation | None:
         return None
     first, second = ("i", "ROPE_DIM / 2 + i") if rope.pairing == "half" else ("2 * i", "2 * i + 1")
     dim = Constant("ROPE_DIM", rope.dim, "elements of a key that turn")
-    return Rotation(first, second, rope.dim < att.head_dim, (dim,))
+    fenced = stored == "post" and rope.pairing == "interleaved"
+    return Rotation(first, second, rope.dim < att.head_dim, fenced, (dim,))

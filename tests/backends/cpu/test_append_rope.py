@@ -31,6 +31,7 @@ def of(rope: dict[str, Any], k: dict[str, Any], page: int = 16, **attention: Any
 
 SPECS = {
     "f32": of(PARTIAL, {"format": "f32"}),
+    "f32 whole": of({"kind": "default", "pairing": "interleaved"}, {"format": "f32"}),
     "bf16": of(HALF, {"format": "bf16"}, head_dim=72),
     "f16 columns": of(HALF, {"format": "f16", "layout": "head d tok"}, page=8),
     "int8": of(PARTIAL, {"format": "int8", "group": TOKEN}, page=5),
