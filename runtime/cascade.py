@@ -54,27 +54,33 @@ def cascade(
     _need_supported(library, cache)
     given = (q_BHD, cache, prefix_table_P, prefix_len, page_table_BP, kv_lens_B, q_starts_B1)
     rows, nbytes = _check(library, *given)
+    if not rows:
+        return library._outputs(out, lse, 0, q_BHD.dtype, cache.device)
     apart = {name: t for name, t in (("out", out), ("lse", lse), ("workspace", workspace)) if t is not None}
-    states = nbytes
     if workspace is not None:
-        nbytes = cascade_workspace_bytes(library, *given, params=params, num_threads=num_threads)
         check.need_workspace(workspace, nbytes, cache.device)
     if apart:
         read = {"q": q_BHD, "prefix_table": prefix_table_P, "page_table": page_table_BP, "kv_lens": kv_lens_B}
         read |= {} if q_starts_B1 is None else {"q_starts": q_starts_B1}
         places.need_apart(apart, read | cache.fields())
-    held = check.empty("workspace", (states,), _bytes(), cache.device) if workspace is None else workspace
+    held = check.empty("workspace", (nbytes,), _bytes(), cache.device) if workspace is None else workspace
     outs, lses, starts, lens = _carve(library, held, rows)
-    rest = None if workspace is None else workspace.view(-1).view(_bytes())[states:]
+    rest = None if workspace is None else workspace.view(-1).view(_bytes())[nbytes:]
     starts[:1].fill_(0)
     starts[1:].fill_(rows)
     if isinstance(prefix_len, int):
         lens.fill_(prefix_len)
     how: dict[str, Any] = {"scale": scale, "params": params, "workspace": rest, "num_threads": num_threads}
     shared = (prefix_table_P[None], lens if isinstance(prefix_len, int) else prefix_len, starts)
-    _prefix(library, q_BHD, cache, shared, outs[0], lses[0], **how)
     own = (page_table_BP, kv_lens_B, q_starts_B1)
-    library.decode(q_BHD, cache, *own, out=outs[1], lse=lses[1], finalize=False, **how)
+    try:
+        _prefix(library, q_BHD, cache, shared, outs[0], lses[0], **how)
+        library.decode(q_BHD, cache, *own, out=outs[1], lse=lses[1], finalize=False, **how)
+    except ArgumentError:
+        if workspace is not None:  # a pass knows only its part of it
+            whole = cascade_workspace_bytes(library, *given, params=params, num_threads=num_threads)
+            check.need_workspace(workspace, whole, cache.device)
+        raise
     sinks = {SINK.name: (params or {}).get(SINK.name)} if library.spec.attention.sink else None
     return library.merge(outs, lses, out=out, lse=lse, params=sinks, finalize=finalize)
 
@@ -194,8 +200,16 @@ def _prefix(
     """The pass of all queries over the shared prefix, as one request that is not causal."""
     table, lens, starts = shared
     own = library._parts(params, True, q)
+    tensors = (q, starts, table, lens, out, lse)
+    calls = cache.calls if own is None else None
+    # Under a name of its own: decode may see tensors of the same shapes.
+    if calls and calls.attend(library, "prefix", tensors, workspace, scale, num_threads):
+        return
     values = library._attention(q, cache, table, lens, starts, scale, own, num_threads)
     library._run("decode", "prefix", cache, values, out, lse, workspace)
+    if calls:
+        kernel = library.kernel("decode", "prefix")
+        library._remember("prefix", kernel, calls, tensors, tensors, values, scale)
 
 
 def _sizes(library: CacheOps, rows: int) -> tuple[int, int, int]:

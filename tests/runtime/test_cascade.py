@@ -116,6 +116,22 @@ def test_states_of_bf16(engine: str) -> None:
     shared.check(shared.run())
 
 
+def test_the_interpreted_kernels_agree() -> None:
+    shared = Shared(library("interpret", SPECS["sink, soft cap and scale"]), PAGE + 3, (5, 0, PAGE))
+    shared.check(shared.run())
+
+
+def test_a_decode_of_the_same_tensors_stays_causal() -> None:
+    """Calls of known shapes are repeated by their tensors: the prefix's must not stand in for decode's."""
+    shared = Shared(library("portable", PLAIN), 2 * PAGE + 3, (6,), (6,))
+    q, cache, prefix, length, _, _, starts = shared.given
+    want = attend(q.numpy(), shared.k[:1], shared.v[:1], q_starts=shared.starts, scale=0.25)
+    for _ in range(3):
+        shared.check(shared.run())
+        own = shared.lib.decode(q, cache, prefix[None], shared.world.ints([length]), starts)
+        assert not differences("decode", own, tuple(map(torch.from_numpy, want)), "f32")
+
+
 def test_no_request() -> None:
     shared = Shared(library("portable", PLAIN), 9, ())
     out, lse = shared.run()
