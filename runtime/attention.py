@@ -139,7 +139,7 @@ class AttentionOps(OpsBase):
         calls = cache.calls if isinstance(cache, Cache) else None
         if params is None:
             extra: Any = ()
-        elif calls is not None and is_static(params):
+        elif calls is not None and self._fixed and is_static(params):
             extra = static_key(params)
         else:
             calls = None
@@ -270,6 +270,11 @@ class AttentionOps(OpsBase):
         return att.params + ((ROPE,) if att.rope and att.rope.stored == "pre" else ())
 
     @cached_property
+    def _fixed(self) -> bool:
+        """Whether shapes say all of the parameters' sizes: how many positions are read, lengths say."""
+        return all("kv" not in param.dims for param in self._wanted)
+
+    @cached_property
     def _rotary(self) -> dict[str, int]:
         rope = self.spec.attention.rope
         return {"d": rope.dim} if rope else {}
@@ -282,6 +287,8 @@ class AttentionOps(OpsBase):
             return None
         if finalize or not self.spec.attention.sink:
             return {} if params is None else params
+        if params is not None and not isinstance(params, Mapping):
+            return params  # refused where its names are looked up
         return {**(params or {}), SINK.name: self._no_sink(like.device)}
 
     def _no_sink(self, device: Any) -> Tensor:

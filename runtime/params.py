@@ -68,10 +68,24 @@ def _check(param: Param, tensor: Any, sizes: Mapping[str, int], device: Any, kv:
 
 
 def is_static(params: Any) -> bool:
-    """Whether parameters are such as a model holds and passes again and again: one value a head."""
-    return isinstance(params, Mapping) and all(getattr(t, "ndim", 0) == 1 for t in params.values())
+    """Whether parameters are such as a model holds and passes again and again: one value a head, in plain
+    tensors."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return isinstance(params, Mapping) and all(
+        type(t) in plain
+        and t.layout is torch.strided
+        and t.ndim == 1
+        and not t.is_neg()
+        and not (t.requires_grad and torch.is_grad_enabled())
+        for t in params.values()
+    )
 
 
 def static_key(params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells two sets of static parameters apart."""
-    return tuple((name, t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for name, t in params.items())
+    """What tells two sets of static parameters apart: of each its name, first byte and end, and the rest."""
+    return tuple(
+        (name, at := t.data_ptr(), at + t.nbytes, t.dtype, t.shape, t.stride(), t.device)
+        for name, t in params.items()
+    )

@@ -176,9 +176,12 @@ class Calls:
         workspace: Tensor | None,
         scale: Any,
         num_threads: int | None,
-        extra: Hashable = (),
+        extra: tuple[Any, ...] = (),
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a call of known shapes; None where the long way must be taken. ``extra``: its parameters."""
+        """Run a call of known shapes; None where the long way must be taken.
+
+        ``extra``: its parameters, the second and third of each being its first byte and its end.
+        """
         threads = machine.num_threads(num_threads)
         q, q_starts, table, kv_lens, out, lse = tensors
         if q is None or table is None or kv_lens is None:
@@ -239,6 +242,9 @@ class Calls:
         for first, end in self._spans:
             if (first < at_out + size_out and at_out < end) or (first < at_lse + size_lse and at_lse < end):
                 return None
+        for _, first, end, *_ in extra:
+            if (first < at_out + size_out and at_out < end) or (first < at_lse + size_lse and at_lse < end):
+                return None
         for plane, address in self._planes:
             if plane.data_ptr() != address:  # its storage was moved, into shared memory for example
                 return None
@@ -255,6 +261,8 @@ class Calls:
         else:
             at_workspace = self._workspace(workspace, need)
             end = at_workspace + need
+            if any(first < end and at_workspace < last for _, first, last, *_ in extra):
+                return None
             if not at_workspace or not (
                 (end <= at_out or at_out + size_out <= at_workspace)
                 and (end <= at_lse or at_lse + size_lse <= at_workspace)
