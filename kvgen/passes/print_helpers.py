@@ -58,6 +58,7 @@ def floor_mod(a, b):
         """\
 // a / b rounded down, for any b; 0 where b is 0.
 inline int64_t any_div(int64_t a, int64_t b) {
+    if (b == -1) return int64_t(-uint64_t(a));  // the smallest a has no counterpart: dividing it would trap
     return b == 0 ? 0 : a / b - (a % b != 0 && (a < 0) != (b < 0));
 }""",
         '''\
@@ -72,6 +73,7 @@ def any_div(a, b):
         """\
 // The remainder of a by b, with the sign of b, for any b; 0 where b is 0.
 inline int64_t any_mod(int64_t a, int64_t b) {
+    if (b == -1) return 0;  // the smallest a would trap
     return b == 0 ? 0 : a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
 }""",
         '''\

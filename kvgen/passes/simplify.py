@@ -179,9 +179,14 @@ class _Rules:
     def divided(self, node: Op) -> Node:
         """Floor division and remainder: constants, and multiples of a constant divisor."""
         left, right = node.args
-        if not isinstance(right, Number) or right.value < 1:
+        if not isinstance(right, Number):
             return node
         by = int(right.value)
+        if by == 0:
+            return Number(0)
+        if by < 0:  # printers, bounds and proofs take a number that divides to be 1 or more
+            turned = self.apply(Op(node.op, (Op("neg", (left,)), Number(-by))))
+            return turned if node.op == "//" else self.apply(Op("neg", (turned,)))
         if by == 1:
             return left if node.op == "//" else Number(0)
         terms = (

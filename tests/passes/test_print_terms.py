@@ -139,6 +139,16 @@ def test_cpp(tmp_path: Path) -> None:
         compare(node, values[:, place].tolist())
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_smallest_integer_divides_without_a_trap(tmp_path: Path) -> None:
+    lines = ["#include <cstdint>", "#include <cstdlib>", HELPERS["any_div"].cpp, HELPERS["any_mod"].cpp]
+    lines += ["int main(int argc, char**) {", "  const int64_t a = INT64_MIN, b = -argc;"]
+    lines += ["  return !(any_div(a, b) == INT64_MIN && any_mod(a, b) == 0 && any_div(7, b) == -7);", "}"]
+    (tmp_path / "min.cpp").write_text("\n".join(lines))
+    subprocess.run(["g++", "-O1", "min.cpp", "-o", "min"], cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "min"], check=False).returncode == 0
+
+
 class Tensor(np.ndarray):  # type: ignore[type-arg]
     """Integers that divide as a GPU's do: towards zero."""
 
