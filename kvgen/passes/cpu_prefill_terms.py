@@ -22,10 +22,10 @@ PLACES: Mapping[str, str] = {
     "batch": "u.b",
     "kv_len": "u.kv_len",
     "q_len": "u.q_len",
-    "q_row": "(u.q_row + query)",
-    "q_pos": "(u.position + query)",
+    "q_row": "u.q_row + query",
+    "q_pos": "u.position + query",
     "kv_head": "u.head",
-    "head": "(u.head * GROUP + member)",
+    "head": "u.head * GROUP + member",
 }
 """What the loops over the rows of a block call the names of expressions."""
 
