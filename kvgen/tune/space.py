@@ -21,7 +21,9 @@ from kvgen.errors import UnsupportedError
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.schedule import Knob
+from kvgen.passes.terms import masking
 from kvgen.tune.expression import holds
+from kvgen.tune.nearest import refusal
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Space:
         """
         words = {"any", target.arch, facts.get("k_format"), f"qk={facts.get('qk')}"}
         words |= {"wide"} if int(facts.get("head_dim", 0)) > 256 else set()
+        words |= {"alias"} if facts.get("alias") else set()
         found: dict[str, Knob] = {}
         for name, knobs in self.seeds.items():
             if words.issuperset(name.split()):
@@ -76,7 +79,7 @@ class Space:
 
         Nearest changes the fewest other knobs, and those by the fewest steps. Where the pins allow
         nothing, the seed with the pins comes back for the caller to refuse; without pins,
-        ``UnsupportedError``.
+        ``UnsupportedError`` that names what would fit.
         """
         pins = pins or {}
         seed = Schedule.of({**self.seed(target, facts), **pins})
@@ -87,10 +90,14 @@ class Space:
                 return schedule
         if pins:
             return seed
-        raise UnsupportedError(f"no schedule of {self.template} fits {dict(facts)}")
+        raise UnsupportedError(refusal(self.template, facts, self._fits))
+
+    def _fits(self, facts: Mapping[str, Knob]) -> bool:
+        """Whether any schedule is allowed."""
+        return any(True for _ in self.candidates(facts))
 
     def _nearest(self, seed: Schedule, pins: Mapping[str, Knob]) -> list[Schedule]:
-        """Every schedule with these pins: few knobs changed first, then few steps, then in canonical order."""
+        """Every schedule with these pins by knobs changed, then by steps, then in canonical order."""
         choices = [
             [(value, abs(i - values.index(seed[knob]))) for i, value in enumerate(values)]
             if knob not in pins
@@ -141,8 +148,12 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "head_dim": att.head_dim,
         "v_head_dim": att.v_head_dim,
         "alias": cache_.alias,
+        "turned": att.rope is not None and att.rope.stored == "pre",
+        "exact_mask": masking(spec).exact,
+        "token_bytes": _token_bytes(spec),
         "causal": att.causal,
         "windowed": att.window is not None,
+        "dense_mask": any({"q", "kv"} <= set(param.dims) for param in att.params),
         "q_dtype": att.q_dtype,
         "k_bytes": DTYPE_BYTES[cache_.k.fmt.storage],
         "v_bytes": DTYPE_BYTES[cache_.v.fmt.storage],
@@ -158,3 +169,13 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "bf16_dot": "bf16" in target.features,
         "page_is_pow2": cache_.page_size & (cache_.page_size - 1) == 0,
     }
+
+
+def _token_bytes(spec: Spec) -> int:
+    """What a kernel loads for a token and head, scales left out: K, V where it is no part of K, and the
+    angles of keys that are turned when they are read."""
+    att, cache_ = spec.attention, spec.cache
+    found = att.head_dim * DTYPE_BYTES[cache_.k.fmt.storage]
+    if not cache_.alias:
+        found += att.v_head_dim * DTYPE_BYTES[cache_.v.fmt.storage]
+    return found + (4 * att.rope.dim if att.rope and att.rope.stored == "pre" else 0)
