@@ -7,6 +7,7 @@ dimension by itself proves the whole of it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -68,6 +69,10 @@ def _addressed(found: Address, dim: str, index: np.ndarray[tuple[int], np.dtype[
     return steps
 
 
+LEFTOVER = re.compile(r"\{\{|\{%|%\}|\bNone\b(?!:)|Undefined|namespace\(")
+"""What a template would leave in C++ that it had not filled in."""
+
+
 def verify_source(plan: KernelPlan, source: str) -> None:
     """Prove what a reader may expect of a rendered kernel; ``VerifyError`` quotes the line.
 
@@ -78,13 +83,11 @@ def verify_source(plan: KernelPlan, source: str) -> None:
     if plan.spec.hash8 not in head or any(knob not in head for knob in plan.schedule):
         raise VerifyError(f"{plan.template}: the header does not name the spec's hash and the schedule")
     for number, line in enumerate(source.splitlines(), 1):
-        if (
-            re.search(r"\{\{|\{%|%\}|\bNone\b(?!:)|Undefined|namespace\(", line)
-            and plan.target.backend == "cpu"
-        ):
+        if plan.target.backend == "cpu" and LEFTOVER.search(line):
             raise VerifyError(f"{plan.template}, line {number}: a leftover of the template: {line.strip()}")
         if not line.isascii():
             raise VerifyError(f"{plan.template}, line {number}: not ASCII: {line.strip()}")
+    words = Counter(re.findall(r"\w+", source))
     for constant in plan.constants:
-        if len(re.findall(rf"\b{constant.name}\b", source)) < 2:
+        if words[constant.name] < 2:
             raise VerifyError(f"{plan.template}: constant {constant.name} is declared and never used")
