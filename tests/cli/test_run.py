@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from kvgen.commands.run import alike
+from kvgen.errors import ArgumentError
 from kvgen.export.package import export
 from kvgen.models.extras import installed
 from kvgen.models.pages import specs_for
 from kvgen.models.shape import read_config, shape_of
 from kvgen.models.threads import using_threads
-from tests.support.checkpoints import SHAPES, make_checkpoint
+from tests.support.checkpoints import FAMILY_SHAPES, SHAPES, make_checkpoint
+from tests.support.engines import library
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
 
@@ -59,10 +62,10 @@ def one_thread() -> Iterator[None]:
 def transformers_text(folder: Path, prompt: str, new: int) -> str:
     """What transformers alone goes on with."""
     import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    module = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     found = module.generate(ids, max_new_tokens=new, do_sample=False)
     return tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
@@ -105,6 +108,21 @@ def test_kernels_of_an_export(kvgen: Kvgen, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = kvgen("run", "-m", tiny, "x", "--library", tmp_path / "empty")
     assert done.exit_code != 0 and "kvgen export" in done.stderr
+
+
+def test_a_model_whose_layers_differ(kvgen: Kvgen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = FAMILY_SHAPES["gemma3_text"]
+    folder = make_checkpoint(tmp_path / "hybrid", family="gemma3_text", tokenizer=True, **shape)
+    quick = lambda specs: [library("portable", spec) for spec in specs]  # noqa: E731
+    monkeypatch.setattr("kvgen.models.kernels.built", quick)
+    done = kvgen("run", "-m", folder, "Hello there", "-n", 12, "--page-size", 4)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == transformers_text(folder, "Hello there", 12) + "\n"
+    specs = specs_for(shape_of(read_config(folder), folder), page_size=4)
+    with pytest.raises(ArgumentError, match="this model's layers need 1 more; leave it out"):
+        alike(library("portable", specs[0]), specs)
+    one = library("portable", specs[0])
+    assert alike(one, specs[:1] * 3) == [one] * 3
 
 
 def test_draws_repeat_with_their_seed(kvgen_json: Kvgen, tiny: Path) -> None:
