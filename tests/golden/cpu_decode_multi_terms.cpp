@@ -204,8 +204,9 @@ inline void rotate(const float* x, const float* turn, float* turned) {
 inline void stage_k(const Args& a, const uint16_t* k, const Tile& tile, int begin, int end, float* rows) {
   for (int t = begin; t < end; ++t) {
     const uint16_t* row = k + tile.k[t / BLOCK] + (t % BLOCK) * K_STRIDE_TOK;
-    for (int d = 0; d < HEAD_DIM; ++d) rows[t * HEAD_DIM + d] = bf16_to_f32(row[d]);
-    rotate(rows + t * HEAD_DIM, a.param_rope_table + (tile.first + t) * a.param_rope_table_stride_kv, rows + t * HEAD_DIM);
+    float x[HEAD_DIM];
+    for (int d = 0; d < HEAD_DIM; ++d) x[d] = bf16_to_f32(row[d]);
+    rotate(x, a.param_rope_table + (tile.first + t) * a.param_rope_table_stride_kv, rows + t * HEAD_DIM);
   }
 }
 
