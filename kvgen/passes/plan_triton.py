@@ -19,6 +19,7 @@ from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
 from kvgen.passes.plan_triton_attention import attention_answers
 from kvgen.passes.plan_triton_parts import aligned
 from kvgen.passes.plan_triton_rows import row_answers
+from kvgen.passes.plan_triton_unturned import aligned_table
 
 
 def plan_triton(
@@ -47,6 +48,7 @@ def plan_triton(
         replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith(worded) else c
         for c in strides
     )
+    promised = aligned(spec, record) | (aligned_table(spec) if op in ("decode", "prefill") else frozenset())
     return KernelPlan(
         op=op,
         variant=variant,
@@ -59,5 +61,5 @@ def plan_triton(
         constants=(*constants, *strides),
         addresses=addresses,
         facts=(*address_facts(record, addresses), *facts),
-        answers={**answers, "aligned": aligned(spec, record)},
+        answers={**answers, "aligned": promised},
     )

@@ -55,6 +55,14 @@ def reads_unturned(spec: Spec) -> bool:
     return rope is not None and rope.stored == "pre"
 
 
+def aligned_table(spec: Spec) -> frozenset[str]:
+    """Values that are promised to be multiples of 16, so that angles are loaded 16 bytes at a time."""
+    rope = spec.attention.rope
+    if rope is None or rope.stored != "pre" or rope.dim % 16:
+        return frozenset()
+    return frozenset({"param_rope_table", "param_rope_table_stride_kv"})
+
+
 def check_turning(spec: Spec) -> None:
     """Raise UnsupportedError for what Triton kernels cannot turn when they read it."""
     rope, k = spec.attention.rope, spec.cache.k
