@@ -151,7 +151,6 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "turned": att.rope is not None and att.rope.stored == "pre",
         "exact_mask": masking(spec).exact,
         "token_bytes": _token_bytes(spec),
-        "rotates": att.rope is not None and att.rope.stored == "pre",
         "causal": att.causal,
         "windowed": att.window is not None,
         "dense_mask": any({"q", "kv"} <= set(param.dims) for param in att.params),
