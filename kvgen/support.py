@@ -1,0 +1,207 @@
+"""support: which feature works on which target, found out by planning and rendering its kernels.
+
+``python -m kvgen.support`` prints the page ``docs/support.md``; a test compares the two, and runs samples of
+what the page says. Rows come from the registries: of variants, of formats, of targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgen.builder import assemble
+from kvgen.errors import SpecError, UnsupportedError
+from kvgen.ir import Spec
+from kvgen.ir.plan import OPS
+from kvgen.ir.quant import FORMATS, GROUPS, Format
+from kvgen.passes.validate import load_spec
+from kvgen.targets import TARGETS
+from kvgen.variants import definitions, positions
+
+ATTEND = ("decode", "prefill")
+BASE: Mapping[str, Any] = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+"""[attention] of every row that is not about heads."""
+BF16: Mapping[str, Any] = {"format": "bf16"}
+MOVES = ("append", *ATTEND, "gather")
+"""Ops that know how rows are stored."""
+GROUPS_OF_HEADS = (1, 5, 7, 16, 32, 71, 128)
+"""Query heads for each KV head."""
+HEAD_DIMS = (16, 24, 64, 72, 80, 128, 192, 256, 512, 576)
+BLOCK = 32
+"""Elements of d that share a scale, in rows about such blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """One row: a spec that has the feature, and the ops that it bears on."""
+
+    group: str
+    name: str
+    raw: Mapping[str, Any] = field(repr=False)
+    """The spec, as a file would hold it."""
+    ops: tuple[str, ...]
+
+    @property
+    def spec(self) -> Spec:
+        """The spec; ``SpecError`` where it is none."""
+        return load_spec({"name": "support", **self.raw})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One cell: why each op that does not work does not; empty where all work."""
+
+    refused: Mapping[str, str]
+
+    @property
+    def works(self) -> bool:
+        """Whether every op works."""
+        return not self.refused
+
+
+def features() -> Iterator[Feature]:
+    """All rows, group by group."""
+    for kind, title in (("mask", "Masks"), ("score", "Score terms"), ("sink", "Sinks")):
+        for found in definitions(kind):
+            also = ("merge",) if kind == "sink" else ()
+            yield _feature(title, found.name, found.example, (*ATTEND, *also))
+    for number, (name, scheme) in enumerate(positions().items()):
+        # Kernels differ by the pairing and by where K turns; a scheme makes another table.
+        for pairing in ("half", "interleaved") if number == 0 else ("half",):
+            for stored, ops in (("post", ("append",)), ("pre", ATTEND)):
+                rope = {"kind": name, "pairing": pairing, "stored": stored, **scheme.example}
+                yield _feature("Positions", f"{name}, {pairing}, {stored}", {"rope": rope}, ops)
+    yield from _heads()
+    yield from _formats()
+
+
+def _feature(
+    group: str,
+    name: str,
+    attention: Mapping[str, Any],
+    ops: tuple[str, ...],
+    k: Mapping[str, Any] = BF16,
+    v: Mapping[str, Any] | None = None,
+) -> Feature:
+    cache = {"page_size": 16, "k": k, "v": k if v is None else v}
+    return Feature(group, name, {"attention": {**BASE, **attention}, "cache": cache}, ops)
+
+
+def _heads() -> Iterator[Feature]:
+    title = "Heads"
+    for group in GROUPS_OF_HEADS:
+        heads = {"q_heads": 2 * group, "kv_heads": 2}
+        yield _feature(title, f"group of {group}", heads, (*ATTEND, "merge"))
+    yield _feature(title, "one KV head", {"q_heads": 8, "kv_heads": 1}, OPS)
+    for dim in HEAD_DIMS:
+        yield _feature(title, f"head_dim {dim}", {"head_dim": dim}, MOVES)
+    yield _feature(title, "head_dim 192, v_head_dim 128", {"head_dim": 192, "v_head_dim": 128}, MOVES)
+    latent = {"q_heads": 128, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
+    for k in (BF16, {"format": "int8"}, {"format": "e4m3"}):
+        name = f"MLA: V the first 512 of K's 576, {k['format']}"
+        yield _feature(title, name, latent, OPS, k, {"alias": "k"})
+    cross = {"causal": False}
+    yield _feature(title, "cross attention: not causal", cross, ATTEND)
+    for dtype in ("bf16", "f16", "f32"):
+        yield _feature(title, f"queries in {dtype}", {"q_dtype": dtype}, ATTEND)
+
+
+def _formats() -> Iterator[Feature]:
+    for fmt in FORMATS.values():
+        for words, table in _tables(fmt):
+            yield _feature("Formats of K and V", f"{fmt.name}{words}", {}, MOVES, table)
+            if fmt.integer and "d" not in table["group"]:
+                rough = {"qk": "int8", "pv": "int8"}
+                name = f"{fmt.name}{words}; qk, pv = int8"
+                yield _feature("Formats of K and V", name, rough, ATTEND, table)
+
+
+def _tables(fmt: Format) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The storage tables of a format, each with what it shares scales over."""
+    if not fmt.scaled:
+        yield "", {"format": fmt.name}
+        return
+    words = {"d": f"{BLOCK} elements of d", "head": "head", "tok": "token"}
+    for dims in GROUPS:
+        group = {dim: BLOCK if dim == "d" else 1 for dim in dims}
+        shared = " and ".join(words[dim] for dim in dims) or "tensor"
+        yield f", a scale per {shared}", {"format": fmt.name, "group": group}
+
+
+def answer(feature: Feature, target: str) -> Answer:
+    """What becomes of a feature's kernels on a target: each op planned and rendered in its variants."""
+    try:
+        library = assemble(feature.spec, target, tune="off")
+    except (SpecError, UnsupportedError) as error:
+        return Answer(dict.fromkeys(feature.ops, _words(error)))
+    refused = {}
+    for op in feature.ops:
+        try:
+            for variant in ("single", "multi") if op == "decode" else ("",):
+                library.source(op, variant)
+        except UnsupportedError as error:
+            refused[op] = _words(error)
+    return Answer(refused)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def answers(
+    rows: Iterable[Feature], targets: Sequence[str] = tuple(TARGETS)
+) -> dict[Feature, dict[str, Answer]]:
+    """Every cell of these rows."""
+    return {row: {target: answer(row, target) for target in targets} for row in rows}
+
+
+def page(cells: Mapping[Feature, Mapping[str, Answer]]) -> str:
+    """The whole page, as markdown."""
+    notes: dict[str, int] = {}
+    groups: dict[str, dict[Feature, Mapping[str, Answer]]] = {}
+    for row, found in cells.items():
+        groups.setdefault(row.group, {})[row] = found
+    blocks = [HEAD, *(section(rows, notes) for rows in groups.values())]
+    if notes:
+        listed = [f"{number}. {_escaped(text)}" for text, number in notes.items()]
+        blocks.append("\n".join(["## Why not", "", *listed]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def section(cells: Mapping[Feature, Mapping[str, Answer]], notes: dict[str, int]) -> str:
+    """The table of one group. ``notes``: the number of each reason; new ones are added."""
+    group, targets = next((row.group, list(found)) for row, found in cells.items())
+    lines = [f"## {group}", "", f"| | ops | {' | '.join(targets)} |", f"|{'---|' * (len(targets) + 2)}"]
+    for row, found in cells.items():
+        ops = "all" if row.ops == OPS else ", ".join(row.ops)
+        shown = [_cell(row, found[target], notes) for target in targets]
+        lines.append(f"| {row.name} | {ops} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+HEAD = """# What works where
+
+Generated by `python -m kvgen.support > docs/support.md`: each row is one spec, whose kernels were planned
+and rendered for each target. Masks, score terms, sinks and position schemes stand as in the examples of
+`kvgen list`. A number refers to the message that kvgen gives before anything is compiled; where only some
+ops are refused, they are named."""
+
+
+def _cell(row: Feature, found: Answer, notes: dict[str, int]) -> str:
+    if found.works:
+        return "yes"
+    by_note: dict[int, list[str]] = {}
+    for op, text in found.refused.items():
+        by_note.setdefault(notes.setdefault(text, len(notes) + 1), []).append(op)
+    if len(found.refused) == len(row.ops):
+        return f"no: {', '.join(map(str, by_note))}"
+    return "but " + "; ".join(f"{', '.join(ops)}: {number}" for number, ops in by_note.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+
+
+if __name__ == "__main__":
+    print(page(answers(features())), end="")
