@@ -57,6 +57,26 @@ def test_every_mismatch_of_a_spec_is_named() -> None:
     assert "the model has 4" in str(caught.value)
 
 
+def test_masks_and_scores_that_the_model_lacks_or_has() -> None:
+    table = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "alibi": True, "rope": {"theta": 1e4}}
+    cache = {"page_size": 8, "layout": "page kv head tok d", "k": {"format": "bf16"}, "v": {"format": "bf16"}}
+    spec = load_spec({"attention": table, "cache": cache})
+    with pytest.raises(SpecError) as caught:
+        check_matches(spec, ModelShape((replace(FULL, soft_cap=5.0, sink=True),), 97, 128))
+    assert sorted(found.path.removeprefix("attention.") for found in caught.value.diagnostics) == [
+        "alibi",
+        "rope",
+        "sink_logit",
+        "soft_cap",
+    ]
+    latent = LayerShape(4, 1, 48, 32, 0.25, latent=True)
+    with pytest.raises(SpecError, match=r"cache\.v\.alias = False: the model has True; write cache.v"):
+        check_matches(spec, ModelShape((latent,), 97, 128))
+    made = spec_for(latent, "int8")
+    assert made.cache.alias and made.cache.k.format == "int8"
+    check_matches(made, ModelShape((latent,), 97, 128))
+
+
 def test_a_spec_of_one_layer_gives_the_others_its_cache() -> None:
     table = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "window": 7, "q_dtype": "bf16"}
     cache = {"page_size": 8, "layout": "page kv tok head d", "k": {"format": "bf16"}, "v": {"format": "f16"}}
