@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,12 +108,13 @@ def attend(
     q_lens: Sequence[int] | None = None,
     edit: Callable[[dict[str, Any], Any], None] | None = None,
     params: dict[str, Any] | None = None,
+    variant: str = "",
     **knobs: Any,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """(out, lse) of the interpreted kernel and of the oracle, as f64 arrays.
 
     ``edit`` changes the filled cache, given its planes by name and the page table; ``params`` replace
-    sampled parameters.
+    sampled parameters. ``variant`` is ``prefix`` for the kernel of a shared prefix: no sink, all keys seen.
     """
     att = spec.attention
     pools = Pools(spec, sum(-(-n // spec.cache.page_size) for n in lens) + 2)
@@ -135,12 +137,14 @@ def attend(
         "lse": lse, "lse_stride_tok": lse.stride(0), "batch": len(lens), "max_q_len": max(q_lens or [1]),
         "table_width": table.shape[1], "score_scale": att.scale / float(np.log(2.0)),
     }  # fmt: skip
-    variant = "" if op == "prefill" else "single" if q_lens is None else "multi"
-    built = kernel(op, spec, "interpret", variant, **knobs)
+    chosen = variant or ("" if op == "prefill" else "single" if q_lens is None else "multi")
+    built = kernel(op, spec, "interpret", chosen, **knobs)
     values["workspace"] = torch.full((built.workspace(values),), 0xFF, dtype=torch.uint8)
     built.launch(values)
+    if variant:
+        spec = replace(spec, attention=replace(att, causal=False))
     want = reference.prefill(
         spec, pools.record, pools.bytes, pools.pages, table, lens, to_numpy(q), starts,
-        scales=pools.oracle_scales, params=given,
+        scales=pools.oracle_scales, params=given, finalize=not variant,
     )  # fmt: skip
     return (out.double().numpy(), lse.double().numpy()), want
