@@ -22,8 +22,6 @@ def printed(node: Node, names: Mapping[str, str], load: Callable[[Load], str]) -
 
 def element(param: Param, load: Load, text: Callable[[Node], str]) -> str:
     """An element of a parameter; rows before the first position read at position 0."""
-    if not param.dims:
-        return read_text(param.dtype, f"a.param_{param.name}", "0")
     where = [
         f"std::max<int64_t>(0, {text(node)})" if dim == "kv" else text(node)
         for dim, node in zip(param.dims, load.index, strict=True)
