@@ -1,8 +1,9 @@
 """The runtime: caches and the six ops, a loader for live builds and exports alike, and batched serving.
 
 Reading order: ``cache`` (buffers), ``ops`` and ``attention`` (checked calls; ``quick`` repeats them,
-``cascade`` joins three), ``custom_ops`` (for torch.compile), ``manifest`` and ``loader`` (exports); then ``pool``, ``layers``,
-``sequence``, ``step``, ``attend``, ``request``, ``scheduler``, ``sampling`` and ``engine`` (batching).
+``cascade`` joins three), ``custom_ops`` (for torch.compile), ``manifest`` and ``loader`` (exports); then
+``pool``, ``layers``, ``sequence``, ``step``, ``attend``, ``request``, ``scheduler``, ``sampling`` and
+``engine`` (continuous batching).
 Nothing here imports the compiler, and nothing heavy is imported before it is used.
 """
 
