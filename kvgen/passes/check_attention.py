@@ -11,11 +11,13 @@ from kvgen.ir.expression import params_of
 from kvgen.ir.quant import FORMATS
 from kvgen.ir.spec import freeze
 from kvgen.passes.fields import ALIAS, MISSING, PARAM, ROPE, Problems, nearest, note, read_table
-from kvgen.passes.parse import ExpressionError
+from kvgen.passes.parse import LARGEST_FLOAT, ExpressionError
 from kvgen.passes.terms import parsed
 from kvgen.variants import Definition, Formula, definitions, positions
 
 PARAM_NAME = r"[a-z][a-z0-9_]{0,39}"
+TAKEN = r"rope_table|.*_stride_(batch|head|q|kv)"
+"""Names of parameters that an argument of a kernel's own could have."""
 
 
 def read_options(att: dict[str, Any], problems: Problems) -> tuple[tuple[str, Any], ...]:
@@ -49,6 +51,9 @@ def read_params(
                 "not a name of lower-case letters, digits and _",
                 "slope works",
             )
+            continue
+        if re.fullmatch(TAKEN, name):
+            note(problems, path, table, f"{name!r} is what kernels call something else", "rename it")
             continue
         values = read_table(PARAM, table, path, problems)
         if all(v is not MISSING for v in values.values()) and _check_dims(values, path, problems):
@@ -140,7 +145,17 @@ def read_rope(table: Any, head_dim: Any, problems: Problems) -> RopeSpec | None:
         note(problems, "attention.rope.dim", dim, f"more than head_dim = {head_dim}", f"{head_dim} works")
         return None
     options = tuple(sorted((key, values[key]) for key in own if values[key] is not None))
-    return RopeSpec(kind, values["pairing"], dim, float(values["theta"]), values["stored"], options)
+    rope = RopeSpec(kind, values["pairing"], dim, float(values["theta"]), values["stored"], options)
+    try:
+        steps, factor = positions()[kind].frequencies(rope)
+        finite = all(abs(number) < LARGEST_FLOAT for number in (*steps, factor))
+    except (ArithmeticError, ValueError):
+        finite = False
+    if not finite:
+        reason = f"the frequencies of {kind} are not finite with these values"
+        note(problems, "attention.rope", table, reason, "see kvgen list positions for an example")
+        return None
+    return rope
 
 
 def is_alias(table: Any) -> bool:
