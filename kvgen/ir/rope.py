@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PAIRINGS = ("half", "interleaved")
-"""Which elements turn together: (i, i + dim/2), as in Llama's checkpoints at Hugging Face, or (2i, 2i + 1)."""
+"""Which elements turn together: (i, i + dim/2), as in Hugging Face's Llama checkpoints, or (2i, 2i + 1)."""
 
 STORED = ("post", "pre")
 """K in the cache: rotated by the append, or unrotated and rotated whenever it is read."""
@@ -39,4 +39,4 @@ class RopeSpec:
         """The inverse of ``to_dict``."""
         own = ("kind", "pairing", "dim", "theta", "stored")
         options = tuple(sorted((key, value) for key, value in values.items() if key not in own))
-        return cls(*(values[key] for key in own), options)
+        return cls(**{key: values[key] for key in own}, options=options)

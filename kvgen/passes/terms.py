@@ -196,8 +196,14 @@ def _bounds(formula: Formula, node: Node, params: tuple[Param, ...]) -> Bounds:
     names = dict(BLOCK) | _types(formula.constants)
     known = {p.name: p for p in params}
     given = {key: parse(text, names, known, want="int") for key, text in formula.bounds.items()}
-    limits = (given.get(key) for key in ("lo", "hi", "full_lo", "full_hi"))
-    return Bounds(*limits, never_full=not {"full_lo", "full_hi"} & given.keys(), exact=False)
+    return Bounds(
+        given.get("lo"),
+        given.get("hi"),
+        given.get("full_lo"),
+        given.get("full_hi"),
+        never_full=not {"full_lo", "full_hi"} & given.keys(),
+        exact=False,
+    )
 
 
 def _needed(key: str, node: Node, sizes: Mapping[str, int]) -> Node | None:
