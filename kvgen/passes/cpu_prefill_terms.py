@@ -112,7 +112,8 @@ def _loop(terms: Terms, text: str, names: frozenset[str]) -> LoopText | None:
 def _of_vectors(node: Node) -> bool:
     """Whether the text of a score may read ``score`` as a vector."""
     parts = [part for part in walk(node) if isinstance(part, Op) and "score" in names_of(part)]
-    return "kv_pos" not in names_of(node) and all(part.op in OF_VECTORS for part in parts)
+    names = names_of(node)
+    return "score" in names and "kv_pos" not in names and all(part.op in OF_VECTORS for part in parts)
 
 
 def _in_order(seen: Masking) -> bool:

@@ -33,6 +33,8 @@ def score_for(scoring: Scoring | None, printer: Printer) -> Score | None:
     node = printer.hoisted(node)
     name = f"s_{printer.rows.suffix}T"
     text = "" if node == SCORE else printer.pair(node, name)
+    if text and "score" not in names_of(node):  # it may have fewer dimensions than a tile of scores
+        text = f"tl.zeros_like({name}) + ({text})"
     by_key = "kv_pos" in names_of(node)
     return Score("" if factor is None else repr(factor), text, by_key, printer.tile_loads([node]))
 

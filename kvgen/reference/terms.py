@@ -100,7 +100,8 @@ class Terms:
         """Scores [q_heads, q, kv] in natural units after all score terms."""
         names = self._names(batch, first_row, *score.shape[1:])
         for _, formula in self._active("score"):
-            score = _evaluate(formula, {**names, "score": score}, self._load)
+            value = _evaluate(formula, {**names, "score": score}, self._load)
+            score = np.broadcast_to(np.asarray(value, np.float64), score.shape)  # it may read no score or key
         return score
 
     @cached_property
