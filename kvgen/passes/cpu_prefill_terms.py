@@ -134,8 +134,11 @@ def _grows(node: Node, seen: Masking) -> bool:
         return all(grows)
     if node.op == "-":
         return grows[0] and not names_of(node.args[1]) & {"pos_first", "pos_last"}
-    if node.op in ("*", "//"):
+    if node.op == "//":
         return grows[0] and _positive(node.args[1], seen)
+    if node.op == "*":
+        pairs = (node.args, node.args[::-1])
+        return any(_grows(factor, seen) and _positive(other, seen) for factor, other in pairs)
     return False
 
 

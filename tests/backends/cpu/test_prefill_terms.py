@@ -49,6 +49,7 @@ SPECS = {
         BF16, BF16, page=6,
         alibi={"heads": 10, "offset": 4}, score="score + bias[q_row, kv_pos]", params=BIAS,
     ),
+    "later rows see less": of(BF16, BF16, causal=False, mask="kv_pos <= 300 - 2 * q_pos"),
     "chunk, latent": of(
         BF16, {"alias": "k"}, q_heads=32, kv_heads=1, head_dim=144, v_head_dim=128, chunk=40,
     ),
