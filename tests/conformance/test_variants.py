@@ -73,8 +73,8 @@ INTERPRETED = [
             "mask": mask,
             "score": SCORES[seed % len(SCORES)],
             "sink": seed % 2 == 0,
-            "rope": ("no rope", "half")[seed // 2 % 2],
-            "alias": seed % 3 == 0,
+            "rope": ("no rope", "half", "pre interleaved", "pre half")[seed % 4],
+            "alias": seed % 3 == 0 and seed % 4 < 2,  # Triton turns no keys that hold V as well
             "storage": CPU["storage"][seed % 3],
             "layout": ("hnd", "nhd")[seed % 2],
             "heads": ((1, 2, 32), (1, 3, 40))[seed // 2 % 2],
