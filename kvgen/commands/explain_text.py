@@ -7,11 +7,13 @@ from typing import Any
 
 from kvgen.commands.output import grouped
 from kvgen.ir import Plane
+from kvgen.ir.expression import Load, Node, names_of
 from kvgen.ir.plan import KernelPlan
 from kvgen.passes.address import Address, Term, address, plane_facts, simplify
 from kvgen.passes.lower import fold_site
-from kvgen.passes.masks import mask_terms
+from kvgen.passes.print_terms import print_triton
 from kvgen.passes.printers import print_python
+from kvgen.passes.terms import active, masking, scoring
 
 DIMS = ("page", "head", "tok", "d")
 
@@ -97,8 +99,32 @@ def decisions(plan: KernelPlan) -> list[tuple[str, str]]:
         rows.append(("K d-parts", f"{att.head_dim} = {vectors} vectors of {answers['k_step']}{tail}"))
         chunks = " + ".join(f"{c['count']}{' padded' if c['tail'] else ''}" for c in answers["v_chunks"])
         rows.append(("V d-parts", f"{att.v_head_dim} in chunks of {chunks} vectors kept in registers"))
-    masks = ", ".join(term.name for term in mask_terms(att)) or "none"
-    return [*rows, ("mask terms", masks)]
+    masks = ", ".join(found.name for found, _ in active(att, "mask")) or "none"
+    return [*rows, ("mask terms", masks), *expressions(plan)]
+
+
+def expressions(plan: KernelPlan) -> list[tuple[str, str]]:
+    """Predicate, bounds and score of the kernel, as its printers get them."""
+    seen = masking(plan.spec, single=plan.variant == "single", prefix=plan.variant == "prefix")
+    named = {
+        "a key is seen where": seen.predicate,
+        "first key of a block": seen.lo,
+        "one past its last key": seen.hi,
+        "first key seen by all": seen.full_lo,
+        "one past the last of those": seen.full_hi,
+    }
+    rows = [(name, _plain(node)) for name, node in named.items() if node is not None]
+    terms = scoring(plan.spec)
+    return rows if terms is None else [*rows, ("score, base 2", _plain(terms.node))]
+
+
+def _plain(node: Node) -> str:
+    """An expression with its own names."""
+
+    def load(found: Load) -> str:
+        return f"{found.param}[{', '.join(map(_plain, found.index))}]"
+
+    return print_triton(node, {name: name for name in names_of(node)}, load).replace("tl.", "")
 
 
 def record_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str, str]]:
