@@ -93,9 +93,10 @@ def loop(op: str, spec: Spec) -> dict[str, Any]:
     return found["decode_split" if op == "decode" else "prefill"]["loop"]
 
 
-@pytest.mark.parametrize(("name", "op"), [("alibi", "decode"), ("alibi", "prefill"), ("window", "prefill")])
+@pytest.mark.parametrize(("name", "op"), [("alibi", "decode"), ("window", "prefill")])
 def test_machine_code_of_the_gpu(name: str, op: str) -> None:
-    """A window is no part of decode's loop: there, it only says where the loop starts."""
+    """A window is no part of decode's loop: there, it only says where the loop starts. ALiBi's slopes are
+    made before the loop either way."""
     built_in, by_hand = (loop(op, spec) for spec in PAIRS[name].specs(**LLAMA))
     assert by_hand["instr_per_token"] == pytest.approx(built_in["instr_per_token"], rel=0.1)
     assert by_hand["mma"] == built_in["mma"]
