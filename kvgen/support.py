@@ -72,6 +72,8 @@ def features() -> Iterator[Feature]:
             for stored, ops in (("post", ("append",)), ("pre", ATTEND)):
                 rope = {"kind": name, "pairing": pairing, "stored": stored, **scheme.example}
                 yield _feature("Positions", f"{name}, {pairing}, {stored}", {"rope": rope}, ops)
+    both = {"head_dim": 192, "v_head_dim": 128, "rope": {"stored": "pre", "dim": 64}}
+    yield _feature("Positions", "turned when read, V inside K", both, ATTEND, BF16, {"alias": "k"})
     yield from _heads()
     yield from _formats()
 
