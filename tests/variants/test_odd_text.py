@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvgen.builder import assemble
@@ -9,7 +11,7 @@ from tests.support.compare import assert_attention
 from tests.variants.calls import attend, spec_with
 
 LENS, FEW = (0, 1, 8, 57), (2, 3, 9, 20)
-TEXTS = {
+TEXTS: dict[str, dict[str, Any]] = {
     "no score": {"score": "0", "soft_cap": 3.0},
     "no score, a head's": {"score": "head * 0.5"},
     "divisors that fold": {
@@ -20,7 +22,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("keys", TEXTS.values(), ids=TEXTS)
-def test_cpu(keys: dict[str, object]) -> None:
+def test_cpu(keys: dict[str, Any]) -> None:
     lib = assemble(spec_with(**keys), "cpu")
     for op, q_lens in (("decode", None), ("prefill", FEW)):
         got, want = attend(lib, op, LENS, q_lens)
