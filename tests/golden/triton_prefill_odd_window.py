@@ -209,6 +209,12 @@ def prefill(
         acc1_even_MD = tl.dot(w_MT, v1_even_TD, acc1_even_MD * alpha_M[:, None])
         acc1_odd_MD = tl.dot(w_MT, v1_odd_TD, acc1_odd_MD * alpha_M[:, None])
 
+    # The rows once more: kept through the loops, they would take registers. The minimum is 0, which the compiler
+    # cannot know; else it would keep the first ones.
+    row_M = (row_tile + tl.minimum(kv_len, 0)) * ROWS + tl.arange(0, ROWS)
+    token_M = row_M // GROUP
+    head_M = head * GROUP + row_M % GROUP
+    live_M = token_M < q_len
     # No key: out 0 and lse -inf, the empty state.
     lse_M = tl.where(l_M == 0.0, float("-inf"), m_M + tl.log2(l_M))
     gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
