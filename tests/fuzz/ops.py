@@ -51,6 +51,9 @@ def attention(scene: Scene, op: str, *, custom: bool = False) -> Call:
     q = scene.floats(total, att.q_heads, att.head_dim, dtype=torch_dtype(att.q_dtype))
     starts = [0, *torch.tensor(rows, dtype=torch.int64).cumsum(0).tolist()]
     args: dict[str, Any] = {"q": q, "cache": scene.cache, "table": table, "lens": lens}
+    params = scene.params(counts, [int(start) for start in starts])
+    if custom:
+        args |= {f"param {name}": params[name] for name in sorted(params, key=wanted(scene).index)}
     if multi:
         args["starts"] = scene.ints([int(start) for start in starts])
     options: dict[str, Any] = {}
@@ -64,13 +67,22 @@ def attention(scene: Scene, op: str, *, custom: bool = False) -> Call:
             f"ops.{op}", getattr(scene.cache.ops, op), args, options, attended(scene), signatures=True
         )
     options |= scene.outputs(total)
+    given_params = {"params": params} if params else {}
     if rng.random() < 0.2 and total:
         threads = options.get("num_threads")
-        need = scene.lib.workspace_bytes(op, *args.values(), num_threads=threads)
+        need = scene.lib.workspace_bytes(op, *args.values(), num_threads=threads, **given_params)
         options["workspace"] = torch.empty(need + 64, dtype=torch.uint8)
-    if rng.random() < 0.1:
+    options |= given_params
+    if rng.random() < 0.1 and not params:
         options["params"] = rng.choice([None, {}])
+    if rng.random() < 0.2:
+        options["finalize"] = rng.choice([True, False])
     return Call(op, getattr(scene.lib, op), args, options, attended(scene), given)
+
+
+def wanted(scene: Scene) -> list[str]:
+    """Names of the parameters that decode and prefill read, in the order of the custom ops."""
+    return [param.name for param in scene.lib._wanted]
 
 
 def spread(scene: Scene, args: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +97,12 @@ def spread(scene: Scene, args: dict[str, Any]) -> dict[str, Any]:
 def workspace_bytes(scene: Scene) -> Call:
     op = scene.rng.choice(["decode", "prefill"])
     call = attention(scene, op)
-    threads = {name: value for name, value in call.options.items() if name == "num_threads"}
+    kept = {name: value for name, value in call.options.items() if name in ("num_threads", "params")}
     return Call(
         "workspace_bytes",
         scene.lib.workspace_bytes,
         {"op": op, **call.args},
-        threads,
+        kept,
         lambda call, result: "" if type(result) is int and result >= 0 else f"returned {result!r}",
     )
 
@@ -101,8 +113,18 @@ def append(scene: Scene, *, custom: bool = False) -> Call:
     slots = rng.sample(range(-1, scene.cache.capacity), min(count, scene.cache.capacity))
     dtype = rng.choice(FLOATS)
     k, v = (scene.floats(len(slots), att.kv_heads, w, dtype=dtype) for w in (att.head_dim, att.v_head_dim))
-    args = {"k": k, "v": v, "slots": scene.ints(slots, torch.int64)}
-    return _writing(scene, "append", {"cache": scene.cache, **args}, {**args, "cache": 0}, custom)
+    args: dict[str, Any] = {"k": k, "v": v, "slots": scene.ints(slots, torch.int64)}
+    if scene.spec.cache.alias:
+        args |= {"v": None}
+    turning: dict[str, Any] = {}
+    if scene.lib._turns:
+        args["positions"] = scene.ints([rng.randrange(9) for _ in slots])
+        turning = {"rope_table": scene.angles(9)}
+    if custom:
+        order = {name: value for name, value in {**args, **turning, "cache": 0}.items() if value is not None}
+        return _writing(scene, "append", {}, order, custom)
+    options = {"params": turning} if turning else {}
+    return _writing(scene, "append", {"cache": scene.cache, **args}, {}, custom, options)
 
 
 def copy(scene: Scene, *, custom: bool = False) -> Call:
@@ -113,7 +135,7 @@ def copy(scene: Scene, *, custom: bool = False) -> Call:
     return _writing(scene, "copy", {"cache": scene.cache, **args}, {**args, "cache": 0}, custom)
 
 
-def _writing(scene: Scene, op: str, args: Any, order: Any, custom: bool) -> Call:
+def _writing(scene: Scene, op: str, args: Any, order: Any, custom: bool, options: Any = None) -> Call:
     def check(call: Call, result: Any) -> str:
         return "" if result is None else f"returned {result!r}"
 
@@ -121,7 +143,7 @@ def _writing(scene: Scene, op: str, args: Any, order: Any, custom: bool) -> Call
     if custom:
         run, args = getattr(scene.cache.ops, op), spread(scene, order)
         return Call(f"ops.{op}", run, args, {}, check, lambda call: slabs, signatures=True)
-    return Call(op, getattr(scene.lib, op), args, {}, check, lambda call: slabs)
+    return Call(op, getattr(scene.lib, op), args, options or {}, check, lambda call: slabs)
 
 
 def merge(scene: Scene, *, custom: bool = False) -> Call:
@@ -136,9 +158,10 @@ def merge(scene: Scene, *, custom: bool = False) -> Call:
         _, rows, heads, _ = outs.shape
         return shapes(result, (outs.dtype, *outs.shape[1:]), (torch.float32, rows, heads))
 
+    sink = {"sink_logit": scene.floats(att.q_heads)} if att.sink else {}
     if custom:
-        return Call("ops.merge", scene.cache.ops.merge, args, {}, check, signatures=True)
-    options = {}
+        return Call("ops.merge", scene.cache.ops.merge, {**args, **sink}, {}, check, signatures=True)
+    options: dict[str, Any] = {"params": sink} if sink else {}
     if rng.random() < 0.4:
         place = outs[0] if states and rng.random() < 0.5 else scene.floats(*outs.shape[1:], dtype=dtype)
         options["out"] = place
@@ -163,7 +186,7 @@ def gather(scene: Scene, *, custom: bool = False) -> Call:
         order = spread(scene, {"table": table, "lens": lens, "cache": 0})
         return Call("ops.gather", scene.cache.ops.gather, order, {}, check, signatures=True)
     options: dict[str, Any] = {"dtype": dtype} if rng.random() < 0.4 else {}
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 and not scene.spec.cache.alias:
         kind = options.get("dtype", torch_dtype(att.q_dtype))
         options["out"] = tuple(scene.floats(sum(counts), att.kv_heads, w, dtype=kind) for w in widths)
     return Call(
@@ -187,15 +210,22 @@ def used(scene: Scene) -> Any:
         lib, att = scene.lib, scene.att
         if result.device.type != "cpu":
             return f"accepted on {result.device}"
-        rows = [torch.randn(2, att.kv_heads, width) for width in (att.head_dim, att.v_head_dim)]
+        widths = att.head_dim, att.v_head_dim
+        rows: list[Any] = [torch.randn(2, att.kv_heads, width) for width in widths]
         last = result.capacity - 1
         ids = torch.tensor([[0, result.num_pages - 1]], dtype=torch.int32)
         lens = torch.tensor([2 * scene.page], dtype=torch.int32)
         q = torch.randn(1, att.q_heads, att.head_dim).to(torch_dtype(att.q_dtype))
+        if scene.spec.cache.alias:
+            rows[1] = None
+        turning: dict[str, Any] = {}
+        if lib._turns:
+            turning = {"positions_T": scene.ints([0, 1]), "params": {"rope_table": scene.angles(2)}}
+        params = scene.params([2 * scene.page], [0, 1]) or None
         for _ in range(2):
-            lib.append(result, *rows, torch.tensor([0, last or -1]))
-            lib.decode(q, result, ids, lens)
-            lib.prefill(q, result, ids, lens, torch.tensor([0, 1], dtype=torch.int32))
+            lib.append(result, *rows, torch.tensor([0, last or -1]), **turning)
+            lib.decode(q, result, ids, lens, params=params)
+            lib.prefill(q, result, ids, lens, torch.tensor([0, 1], dtype=torch.int32), params=params)
         lib.gather(result, ids, lens)
         if result.num_pages > 1:
             lib.copy(result, ids[0, :1], ids[0, 1:])

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvgen.runtime.cache import torch_dtype
+from kvgen.variants.samples import sample_params
 from tests.support.world import plane_views, static_scales
 
 GUARD = 128
@@ -125,6 +127,21 @@ class Scene:
         table = [[rng.randrange(PAGES) for _ in range(width)] for _ in lens]
         ids = self.ints(table) if count else self.memory.place(torch.zeros(0, width, dtype=torch.int32))
         return ids, self.ints(lens), lens
+
+    def params(self, lens: list[int], starts: list[int]) -> dict[str, torch.Tensor]:
+        """Right parameters of a decode or a prefill, none where the spec reads none; one more at times than
+        the kernel wants positions of."""
+        random = np.random.default_rng(self.rng.randrange(2**31))
+        found = sample_params(self.spec, kv_lens=lens, q_starts=starts, rng=random)
+        given = {name: self.memory.place(torch.from_numpy(values)) for name, values in found.items()}
+        rope = self.att.rope
+        if rope is not None and rope.stored == "pre":
+            given["rope_table"] = self.angles(max(lens, default=0) + self.rng.choice([1, 3]))
+        return given
+
+    def angles(self, positions: int) -> torch.Tensor:
+        """The spec's table of angles for so many positions."""
+        return self.memory.place(self.lib.rope_table(positions))
 
     def outputs(self, rows: int) -> dict[str, torch.Tensor]:
         """None, one or both of ``out`` and ``lse``."""

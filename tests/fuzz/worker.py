@@ -144,6 +144,12 @@ class Worker:
             label, spoiled = spoil.tensor(rng, value[at := rng.randrange(2)])
             pair = (spoiled, value[1]) if at == 0 else (value[0], spoiled)
             return f"[{at}] {label}", rng.choice([pair, list(pair), spoiled, pair[:1]])
+        if isinstance(value, dict) and value and name == "params" and rng.random() < 0.7:
+            one = rng.choice(list(value))
+            label, spoiled = spoil.tensor(rng, value[one])
+            if rng.random() < 0.15:
+                return f"without {one}", {key: kept for key, kept in value.items() if key != one}
+            return f"[{one}] {label}", {**value, one: spoiled}
         if isinstance(value, dict):
             return "scales", {**value, rng.choice(["k", "v", "x", 5]): spoil.junk(rng)}
         if not isinstance(value, torch.Tensor):
@@ -166,7 +172,10 @@ def _hollow(value: Any) -> bool:
 
 def _keyword(rng: Random) -> tuple[str, tuple[str, Any]]:
     name = rng.choice(
-        ["out", "lse", "scale", "params", "workspace", "num_threads", "dtype", "device", "window", "scales"]
+        [
+            *("out", "lse", "scale", "params", "workspace", "num_threads", "dtype", "device", "window"),
+            *("scales", "finalize", "positions_T"),
+        ]
     )
     return name, ("new", rng.choice([spoil.junk(rng), torch.zeros(2, 2)]))
 
