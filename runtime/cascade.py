@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvgen.backends.cpu import machine
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.runtime import arguments as check
 from kvgen.runtime import places
@@ -21,6 +22,9 @@ from kvgen.runtime.params import SINK
 if TYPE_CHECKING:
     from kvgen.runtime.cache import Cache
     from kvgen.runtime.ops import CacheOps
+
+DECODE_ROWS = 8
+"""Up to so many queries of one request run in decode everywhere (semantics: a mixed step is two launches)."""
 
 ALIGN = 64
 """Bytes on which each part of the workspace starts."""
@@ -54,6 +58,7 @@ def cascade(
     _need_supported(library, cache)
     given = (q_BHD, cache, prefix_table_P, prefix_len, page_table_BP, kv_lens_B, q_starts_B1)
     rows, nbytes = _check(library, *given)
+    library.kernel(_op_of_prefix(library, cache, rows, num_threads), "prefix")  # or there is none, and why
     if not rows:
         return library._outputs(out, lse, 0, q_BHD.dtype, cache.device)
     apart = {name: t for name, t in (("out", out), ("lse", lse), ("workspace", workspace)) if t is not None}
@@ -115,7 +120,8 @@ def cascade_workspace_bytes(
     given_params = library._parts(params, True, q_BHD)
     tables = (prefix_table_P[None], lens, starts)
     values = library._attention(q_BHD, cache, *tables, None, given_params, num_threads)
-    return states + max(suffix, library.kernel("decode", "prefix").workspace(values))
+    op = _op_of_prefix(library, cache, rows, num_threads)
+    return states + max(suffix, library.kernel(op, "prefix").workspace(values))
 
 
 def _need_supported(library: CacheOps, cache: Cache) -> None:
@@ -129,7 +135,6 @@ def _need_supported(library: CacheOps, cache: Cache) -> None:
             'attention.rope.stored = "pre": the keys after a shared prefix would be rotated as if they stood '
             'first; use stored = "post", or decode over whole page tables'
         )
-    library.kernel("decode", "prefix")
 
 
 def _check(
@@ -206,10 +211,22 @@ def _prefix(
     if calls and calls.attend(library, "prefix", tensors, workspace, scale, num_threads):
         return
     values = library._attention(q, cache, table, lens, starts, scale, own, num_threads)
-    library._run("decode", "prefix", cache, values, out, lse, workspace)
+    op = _op_of_prefix(library, cache, q.shape[0], num_threads)
+    library._run(op, "prefix", cache, values, out, lse, workspace)
     if calls:
-        kernel = library.kernel("decode", "prefix")
+        kernel = library.kernel(op, "prefix")
         library._remember("prefix", kernel, calls, tensors, tensors, values, scale)
+
+
+def _op_of_prefix(library: CacheOps, cache: Cache, rows: int, num_threads: int | None) -> str:
+    """The op whose kernel attends to the prefix.
+
+    Prefill's multiplies faster where many queries share the keys; decode's cuts them into splits, which a GPU
+    needs for its units, and a CPU where there are fewer heads than threads.
+    """
+    threads = machine.num_threads(num_threads)
+    many = rows > DECODE_ROWS and library.spec.attention.kv_heads >= threads
+    return "prefill" if cache.device.type == "cpu" and many else "decode"
 
 
 def _sizes(library: CacheOps, rows: int) -> tuple[int, int, int]:

@@ -32,7 +32,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 states; for decode, one query a request or several."""
 
 PREFIX = "prefix"
-"""Decode's further variant, where a spec has it: all queries of a cascade over the prefix that they share."""
+"""A further variant of decode and prefill, where a spec has it: all queries of a cascade over the prefix that
+they share."""
 
 
 def check_variant(op: str, variant: str, spec: Spec) -> str:
@@ -43,7 +44,7 @@ def check_variant(op: str, variant: str, spec: Spec) -> str:
     if op not in OPS:
         raise UnsupportedError(f"op = {op!r}: the ops are {', '.join(OPS)}")
     known = VARIANTS[op]
-    if op == "decode" and variant == PREFIX:
+    if op in ("decode", "prefill") and variant == PREFIX:
         if reason := prefix_obstacle(spec):
             raise UnsupportedError(reason)
         return variant
@@ -55,8 +56,8 @@ def check_variant(op: str, variant: str, spec: Spec) -> str:
 
 
 def variants_of(op: str, spec: Spec) -> tuple[str, ...]:
-    """``VARIANTS`` of ``op``, and decode's ``prefix`` where the spec's masks and scores allow a cascade."""
-    if op != "decode" or prefix_obstacle(spec):
+    """``VARIANTS`` of ``op``, and ``prefix`` where the spec's masks and scores allow a cascade."""
+    if op not in ("decode", "prefill") or prefix_obstacle(spec):
         return VARIANTS[op]
     return (*VARIANTS[op], PREFIX)
 
@@ -218,9 +219,9 @@ def _gather(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
 _BUILDERS = {
     "append": _append,
     "decode": lambda spec, record, variant: _attention(
-        spec, record, ragged=variant != "single", sink=variant != "prefix"
+        spec, record, ragged=variant != "single", sink=variant != PREFIX
     ),
-    "prefill": lambda spec, record, variant: _attention(spec, record, ragged=True),
+    "prefill": lambda spec, record, variant: _attention(spec, record, ragged=True, sink=variant != PREFIX),
     "merge": _merge,
     "copy": _copy,
     "gather": _gather,

@@ -13,6 +13,7 @@ from typing import Any
 from kvgen.ir import Spec, Target, rules
 from kvgen.ir.plan import Constant
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
+from kvgen.passes.abi import PREFIX
 from kvgen.passes.cpu_attention import LANES, LOG2E, Answers, Inputs
 from kvgen.passes.cpu_codec import RowField, codec_answers, row_field, row_reading, row_writing
 from kvgen.passes.cpu_prefill_terms import term_answers
@@ -114,7 +115,8 @@ def prefill_answers(given: Inputs) -> Answers:
     row_block, tile = schedule.int("row_block"), schedule.int("tile")
     q_tile = max(1, schedule.int("rows") // att.group)
     k, v = panel_sides(given)
-    term_constants, terms = term_answers(spec)
+    prefix = given.variant == PREFIX
+    term_constants, terms = term_answers(spec, prefix=prefix)
     quantised = att.qk == "int8"
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
@@ -128,7 +130,7 @@ def prefill_answers(given: Inputs) -> Answers:
         Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
     ]
     constants += (*term_constants, *(k.turn.constants if k.turn else ()))
-    if att.sink:
+    if att.sink and not prefix:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
     if quantised:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
@@ -174,6 +176,7 @@ def panel_sides(given: Inputs) -> tuple[PanelSide, PanelSide]:
 def _side(given: Inputs, side: str, words: int, shared: bool, turn: Rotation | None) -> PanelSide:
     spec, target = given.spec, given.target
     att, field, fold = spec.attention, row_field(given, side), fold_site(spec, side)
+    seen = masking(spec, prefix=given.variant == PREFIX)
     width = att.head_dim if side == "k" else att.v_head_dim
     lanes, vectors = LANES[target.arch], VECTORS[target.arch]
     # A row is read in place where whole vectors hold it as the panel wants it.
@@ -187,7 +190,7 @@ def _side(given: Inputs, side: str, words: int, shared: bool, turn: Rotation | N
         column=fold.site in ("score_column", "weight_column") and not (turn and fold.block),
         blocks=-(-width // block),
         block=block,
-        rough=side == "v" and masking(spec).predicate is not None and not spec.cache.v.fmt.integer,
+        rough=side == "v" and seen.predicate is not None and not spec.cache.v.fmt.integer,
         chunks=_chunks(width, block, lanes, vectors) if side == "v" else (),
         plane="k" if spec.cache.alias else side,
         shared=shared,

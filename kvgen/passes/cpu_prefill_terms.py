@@ -66,9 +66,12 @@ class LoopText:
         return any("a.param" in value.text for value in self.values)
 
 
-def term_answers(spec: Spec) -> tuple[tuple[Constant, ...], dict[str, Any]]:
-    """Constants and answers of the prefill template that masks, scores and sinks bring."""
-    att, seen, scores = spec.attention, masking(spec), scoring(spec)
+def term_answers(spec: Spec, *, prefix: bool) -> tuple[tuple[Constant, ...], dict[str, Any]]:
+    """Constants and answers of the prefill template that masks, scores and sinks bring.
+
+    ``prefix``: of the part that a cascade's queries share, where masks and the sink are none.
+    """
+    att, seen, scores = spec.attention, masking(spec, prefix=prefix), scoring(spec)
     residue = attention_terms(replace(seen, predicate=seen.residue), None, att.params, PLACES)
     changed = attention_terms(replace(seen, predicate=None), scores, att.params, PLACES)
     mask = _loop(residue, residue.predicate, residue.predicate_uses)
@@ -88,7 +91,7 @@ def term_answers(spec: Spec) -> tuple[tuple[Constant, ...], dict[str, Any]]:
         "score": None if vectors else score,
         "vector_score": score if vectors else None,
         "vector_helpers": sorted(changed.helpers & {"tanh_", "sigmoid_"}) if vectors else [],
-        "sink": att.sink,
+        "sink": att.sink and not prefix,
         "term_helpers": helper_texts(
             residue.helpers, frozenset() if vectors else changed.helpers, ranges.helpers
         ),

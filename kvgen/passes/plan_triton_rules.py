@@ -45,7 +45,7 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
     Raises UnsupportedError for masks and scores that a shared prefix cannot have.
     """
     att, ragged = spec.attention, op == "prefill" or variant != "single"
-    prefix = op == "decode" and variant == PREFIX
+    prefix = variant == PREFIX
     masks = masking(spec, single=not ragged, prefix=prefix)
     scores = scoring(spec)
     sink = att.sink and not prefix

@@ -116,6 +116,24 @@ def test_states_of_bf16(engine: str) -> None:
     shared.check(shared.run())
 
 
+@pytest.mark.parametrize("engine", engine_params(("avx512-bf16", "interpret")))
+def test_many_queries_meet_the_prefix_in_prefill(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where it multiplies faster, unless there are fewer heads than threads."""
+    one_head = spec("bf16", sink_logit=True, kv_heads=1)
+    shared = Shared(library(engine, one_head), PAGE + 3, (5, 0, PAGE), (4, 1, 4))
+    ran: list[tuple[str, str]] = []
+    run = shared.lib._run
+
+    def noted(op: str, variant: str, *rest: Any) -> Any:
+        ran.append((op, variant))
+        return run(op, variant, *rest)
+
+    monkeypatch.setattr(shared.lib, "_run", noted)
+    for threads, op in ((1, "prefill"), (2, "decode")):
+        shared.check(shared.run(num_threads=threads))
+        assert ran.pop(0) == (op, "prefix") and ran.pop()[1] == "multi"
+
+
 def test_the_interpreted_kernels_agree() -> None:
     shared = Shared(library("interpret", SPECS["sink, soft cap and scale"]), PAGE + 3, (5, 0, PAGE))
     shared.check(shared.run())
