@@ -105,6 +105,17 @@ def pattern(regex: str, what: str) -> Check:
     return Check(refuse, {"type": "string", "pattern": f"^{regex}$"})
 
 
+def number(low: float, high: float) -> Check:
+    """A number of a range."""
+
+    def refuse(value: Any) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return "not a number"
+        return None if low <= value <= high else f"outside {low:g} to {high:g}"
+
+    return Check(refuse, {"type": "number", "minimum": low, "maximum": high})
+
+
 def _factor(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number"
@@ -159,7 +170,7 @@ ROPE = {
     "kind": Field(text(100), "'default', 'linear', 'llama3' or 'yarn'", "default"),
     "pairing": Field(one_of(*PAIRINGS), " or ".join(map(repr, PAIRINGS)), "half"),
     "dim": Field(integer(2, 576, 2), "elements that turn, an even number; leave it out for head_dim", None),
-    "theta": Field(FACTOR, "for example 10000.0", 10000.0),
+    "theta": Field(number(1.0, 2.0**100), "for example 10000.0", 10000.0),
     "stored": Field(one_of(*STORED), " or ".join(map(repr, STORED)), "post"),
 }
 """Keys of [attention.rope] that every position scheme has."""

@@ -76,7 +76,8 @@ def validate(raw: Any) -> Spec:
     own = {side: _layout(quants[side]["layout"], f"cache.{side}.layout", problems) for side in own_sides}
     own.setdefault("v", own["k"])
     widths = {"k": att["head_dim"], "v": att["head_dim"] if att["v_head_dim"] is None else att["v_head_dim"]}
-    groups = {side: _group(q, f"cache.{side}", widths[side], problems) for side, q in quants.items()}
+    groups = {side: _group(quants[side], f"cache.{side}", widths[side], problems) for side in own_sides}
+    groups.setdefault("v", groups["k"])
     _check_arithmetic(att, quants, problems)
     options = read_options(att, problems)
     params = read_params(att, options, problems)

@@ -143,12 +143,14 @@ MASKS = (
         "tree",
         "mask",
         Field(SWITCH, OFF, None),
-        "the new tokens are a tree: bit j of tree[row] shows the request's j-th new token (up to 64)",
+        "the new tokens are a tree: bit j of tree[row] shows the request's j-th new token; none past 64",
         "Miao et al. 2024 (SpecInfer); Medusa; EAGLE",
         _fixed(
             Formula(
-                # The maximum keeps the shift in range where the key is no token of the tree.
-                "kv_pos < kv_len - q_len or (tree[q_row] >> max(kv_pos - (kv_len - q_len), 0)) & 1 == 1",
+                # The maximum keeps the shift in range where the key is no token of the tree; past its 64 bits
+                # it gives the sign.
+                "kv_pos < kv_len - q_len or kv_pos < kv_len - q_len + 64"
+                " and (tree[q_row] >> max(kv_pos - (kv_len - q_len), 0)) & 1 == 1",
                 params=(Param("tree", ("q",), "i64"),),
                 bounds={"full_hi": "kv_len - q_len"},
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.ir import Param
 from kvgen.ir.plan import Constant
-from kvgen.passes.fields import EXPRESSION, FACTOR, SWITCH, Check, Field
+from kvgen.passes.fields import EXPRESSION, SWITCH, Check, Field, number
 from kvgen.variants.registry import Definition, Formula
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ SCORES = (
     Definition(
         "soft_cap",
         "score",
-        Field(FACTOR, "for example 50.0, or leave it out", None),
+        # Kernels multiply by the cap and by its inverse.
+        Field(number(2.0**-60, 2.0**60), "for example 50.0, or leave it out", None),
         "cap * tanh(score / cap)",
         "Gemma 2",
         lambda value, q_heads: Formula(
