@@ -309,10 +309,11 @@ class AttentionOps(OpsBase):
 
     def _ordered(self, params: Any) -> tuple[Tensor, ...]:
         """Parameters as a custom op takes them."""
-        missing = [param.name for param in self._wanted if param.name not in (params or {})]
-        if missing:
-            raise ArgumentError(f"params[{missing[0]!r}]: missing")
-        return tuple(params[param.name] for param in self._wanted)
+        names = [param.name for param in self._wanted]
+        given = {} if params is None else params
+        if not isinstance(given, Mapping) or set(given) != set(names):
+            raise ArgumentError(f"params: give a mapping with a tensor for each of {names}, and no other")
+        return tuple(given[name] for name in names)
 
     def scratch(self, nbytes: int, device: Any) -> Tensor:
         """Workspace for a call that brought none.
