@@ -150,6 +150,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "alias": cache_.alias,
         "turned": att.rope is not None and att.rope.stored == "pre",
         "exact_mask": masking(spec).exact,
+        "mask_params": bool(masking(spec).params),
         "token_bytes": _token_bytes(spec),
         "causal": att.causal,
         "windowed": att.window is not None,
