@@ -123,6 +123,9 @@ class _Solver:
             return Bounds() if node.value else Bounds(hi=Number(0), full_hi=Number(0))
         if not isinstance(node, Op):
             return UNKNOWN
+        if not names_of(node) & {"kv_pos", "q_pos"} and all(map(self.shared, names_of(node))):
+            end = Op("where", (node, Name("kv_len"), Number(0)))  # all keys of the request, or none
+            return Bounds(hi=end, full_hi=end)
         if node.op == "and":
             return both(*(self.predicate(arg) for arg in node.args))
         if node.op == "or":

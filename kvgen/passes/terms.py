@@ -132,8 +132,12 @@ def _masking(att: AttentionSpec, single: bool, prefix: bool, known: tuple[Defini
     found = Bounds(None, None, None, None, never_full=False, exact=True)
     every: list[Node] = []
     rest: list[Node] = []
+    last = Op("-", (Name("kv_len"), Number(1)))
+    at: dict[str, Node] = dict.fromkeys(("pos_first", "pos_last", "q_pos"), last)
+    at["q_len"] = Number(1)
     for _, formula in used:
         node = parsed("mask", formula, att.params)
+        node = substitute(node, at) if single else node  # what then reads no key is a bound
         bounds = _bounds(formula, node, att.params)
         found = both(found, bounds)
         every.append(node)
@@ -142,9 +146,6 @@ def _masking(att: AttentionSpec, single: bool, prefix: bool, known: tuple[Defini
     predicate, residue = _all_of(every), _all_of(rest)
     limits = {"lo": found.lo, "hi": found.hi, "full_lo": found.full_lo, "full_hi": found.full_hi}
     if single:
-        last = Op("-", (Name("kv_len"), Number(1)))
-        at: dict[str, Node] = dict.fromkeys(("pos_first", "pos_last", "q_pos"), last)
-        at["q_len"] = Number(1)
         limits = {key: None if n is None else substitute(n, at) for key, n in limits.items()}
         predicate, residue = (None if n is None else substitute(n, at) for n in (residue, residue))
     sizes = {c.name: c.value for _, f in used for c in f.constants if isinstance(c.value, int)}

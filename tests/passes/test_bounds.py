@@ -29,11 +29,11 @@ OTHERS = st.fixed_dictionaries(
 
 
 def span(bounds: Bounds, values: Mapping[str, int], ends: tuple[str, str]) -> set[int]:
-    """The keys of 0 .. KEYS between two of the bounds."""
+    """The keys of 0 .. kv_len between two of the bounds."""
     low, high = (getattr(bounds, end) for end in ends)
     first = 0 if low is None else evaluate(low, values)
-    past = KEYS if high is None else evaluate(high, values)
-    return set(range(max(first, 0), min(past, KEYS)))
+    past = values["kv_len"] if high is None else evaluate(high, values)
+    return set(range(max(first, 0), min(past, values["kv_len"])))
 
 
 def check(node: Node, bounds: Bounds, block: tuple[int, int], others: Mapping[str, int]) -> None:
@@ -42,7 +42,7 @@ def check(node: Node, bounds: Bounds, block: tuple[int, int], others: Mapping[st
     seen = []
     for q in range(first, first + more + 1):
         at = values | {"q_pos": q, "q_row": q - values["kv_len"] + values["q_len"]}
-        seen.append({key for key in range(KEYS) if evaluate(node, at | {"kv_pos": key})})
+        seen.append({key for key in range(values["kv_len"]) if evaluate(node, at | {"kv_pos": key})})
     some, every = span(bounds, values, ("lo", "hi")), span(bounds, values, ("full_lo", "full_hi"))
     assert set.union(*seen) <= some
     if not bounds.never_full:
@@ -84,6 +84,8 @@ INTERVALS = [
     "kv_pos >= lead[batch]",
     "kv_pos >= 3 and kv_pos < 9",
     "kv_pos == q_pos",
+    "kv_pos <= q_pos and kv_len > 4",
+    "kv_len - q_len != 3",
     "2 * kv_pos <= q_pos",
     "3 * kv_pos >= 2 * q_pos",
     "where(lead[batch] < 99, kv_pos <= q_pos, kv_pos <= q_pos)",
