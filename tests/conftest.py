@@ -41,12 +41,15 @@ settings.register_profile("thorough", parent=settings.get_profile("dev"), max_ex
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing")
+    parser.addoption("--update-ledger", action="store_true", help="compile what the GPU ledger lacks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     in_ci = bool(os.environ.get("CI"))
     if in_ci and config.getoption("--update-golden"):
         raise pytest.UsageError("--update-golden would make every golden test pass: not in CI")
+    if config.getoption("--update-ledger") and (in_ci or getattr(config.option, "numprocesses", None)):
+        raise pytest.UsageError("--update-ledger compiles on all cores and writes a file: not in CI, no -n")
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if in_ci else "dev"))
     if hasattr(config, "workerinput"):
         return  # an xdist worker inherits the controller's environment, cache folder included

@@ -60,17 +60,24 @@ class Subject:
         return backend.plan(op, spec, place(spec), schedule, chip, variant)
 
 
+def table(fmt: str, width: int) -> dict[str, Any]:
+    """The ``[cache.k]`` of a format; blocks of d are of 32 elements, as caches have them."""
+    found = fitted(fmt, width)
+    group = found.get("group", {})
+    return found | {"group": group | {"d": 32}} if "d" in group else found
+
+
 def raw_spec(name: str, fmt: str = "bf16", *, page: int = 16, alias: bool = False, **attention: Any) -> Spec:
     """The Llama shape (32 query and 8 KV heads of 128) with other keys of ``[attention]``."""
-    table = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, **attention}
-    k, v = table["head_dim"], table.get("v_head_dim", table["head_dim"])
+    heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, **attention}
+    k, v = heads["head_dim"], heads.get("v_head_dim", heads["head_dim"])
     cache_table = {
         "page_size": page,
         "layout": "page head tok d" if alias else "page kv head tok d",
-        "k": fitted(fmt, k),
-        "v": {"alias": "k"} if alias else fitted(fmt, v),
+        "k": table(fmt, k),
+        "v": {"alias": "k"} if alias else table(fmt, v),
     }
-    return load_spec({"name": name, "attention": table, "cache": cache_table})
+    return load_spec({"name": name, "attention": heads, "cache": cache_table})
 
 
 def subjects() -> dict[str, Subject]:
