@@ -129,12 +129,13 @@ def _print_diffs(changes: Sequence[Change]) -> None:
 
 
 def _print_changed(changes: Sequence[Change]) -> None:
-    from kvgen.diff.changes import SAME
+    from kvgen.diff.changes import CHANGED, HEADER
 
+    # The table below counts those that only one version has; they are named where it says why.
     rows = [
         (change.name, change.status, change.added, change.removed, " ".join(change.note.split()))
         for change in changes
-        if change.status != SAME
+        if change.status in (CHANGED, HEADER) or change.note
     ]
     if rows:
         columns = ("kernel", "what", "+", "-", "why")
