@@ -90,10 +90,10 @@ def term_answers(spec: Spec, *, prefix: bool) -> tuple[tuple[Constant, ...], dic
         "mask": mask,
         "score": None if vectors else score,
         "vector_score": score if vectors else None,
-        "vector_helpers": sorted(changed.helpers & {"tanh_", "sigmoid_"}) if vectors else [],
+        "vector_helpers": sorted(changed.loop_helpers & {"tanh_", "sigmoid_"}) if vectors else [],
         "sink": att.sink and not prefix,
         "term_helpers": helper_texts(
-            residue.helpers, frozenset() if vectors else changed.helpers, ranges.helpers
+            residue.helpers, changed.row_helpers if vectors else changed.helpers, ranges.helpers
         ),
         "unit_uses": {
             "args": ranges.reads or any(t and t.reads for t in (mask, score)),

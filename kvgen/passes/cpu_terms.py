@@ -67,8 +67,15 @@ class Terms:
     score_uses: frozenset[str]
     """And the score."""
     constants: tuple[Constant, ...]
-    helpers: frozenset[str]
-    """Names in ``HELPERS`` of what the texts call."""
+    loop_helpers: frozenset[str]
+    """Names in ``HELPERS`` of what the predicate and the score call."""
+    row_helpers: frozenset[str]
+    """And the values of a row."""
+
+    @property
+    def helpers(self) -> frozenset[str]:
+        """All of them."""
+        return self.loop_helpers | self.row_helpers
 
     @property
     def keyed(self) -> bool:
@@ -102,7 +109,8 @@ def attention_terms(
         frozenset(lifting.loop_names[:seen]),
         frozenset(lifting.loop_names[seen:]),
         tuple({constant.name: constant for constant in constants}.values()),
-        frozenset(lifting.helpers),
+        frozenset(lifting.loop_helpers),
+        frozenset(lifting.row_helpers),
     )
 
 
@@ -126,13 +134,14 @@ class _Lifting:
         self.params, self.places = params, places
         self.values: dict[object, RowValue] = {}
         self.loop_names: list[str] = []
-        self.helpers: set[str] = set()
+        self.loop_helpers: set[str] = set()
+        self.row_helpers: set[str] = set()
 
     def text(self, node: Node) -> str:
         """An expression in the loop over keys."""
         names: dict[str, str] = {}
         lifted = self._lifted(node, names)
-        self.helpers |= set(helpers(lifted))
+        self.loop_helpers |= set(helpers(lifted))
         self.loop_names += [IN_LOOP[name] for name in sorted(names_of(lifted) & IN_LOOP.keys())]
         return printed(lifted, {**IN_LOOP, **names}, self._keyed_load)
 
@@ -156,7 +165,7 @@ class _Lifting:
 
     def _value(self, node: Node) -> RowValue:
         """What the row computes once for ``node``."""
-        self.helpers |= set(helpers(node))
+        self.row_helpers |= set(helpers(node))
         return self._lift(node, _title(node), _TYPES[node.type], self._place(node), names_of(node))
 
     def _element(self, load: Load) -> str:
