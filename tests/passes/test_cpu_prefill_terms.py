@@ -19,7 +19,7 @@ def answers(**attention: Any) -> dict[str, Any]:
         "v": {"format": "bf16"},
     }
     spec = load_spec({"name": "terms", "attention": {**heads, **attention}, "cache": cache})
-    return term_answers(spec)[1]
+    return term_answers(spec, prefix=False)[1]
 
 
 @pytest.mark.parametrize(
