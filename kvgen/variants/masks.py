@@ -11,7 +11,7 @@ from kvgen.passes.fields import ATTENTION, EXPRESSION, SWITCH, Field, integer, o
 from kvgen.variants.registry import Definition, Formula
 
 if TYPE_CHECKING:
-    from kvgen.variants.samples import Draw
+    from kvgen.variants.draw import Draw
 
 OFF = "true, or leave it out"
 POSITION = integer(0, 2**31 - 1)

@@ -16,7 +16,7 @@ from kvgen.ir.plan import Constant
 from kvgen.passes.fields import ATTENTION, Field
 
 if TYPE_CHECKING:
-    from kvgen.variants.samples import Draw
+    from kvgen.variants.draw import Draw
 
 
 @dataclass(frozen=True)

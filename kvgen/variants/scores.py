@@ -10,7 +10,7 @@ from kvgen.passes.fields import EXPRESSION, SWITCH, Check, Field, number
 from kvgen.variants.registry import Definition, Formula
 
 if TYPE_CHECKING:
-    from kvgen.variants.samples import Draw
+    from kvgen.variants.draw import Draw
 
 OFF = "true, or leave it out"
 
