@@ -47,6 +47,12 @@ class OpsBase:
     checked: bool
     """Whether values (lengths, page ids, slots) are checked as well as shapes; CPU only."""
 
+    def __repr__(self) -> str:
+        att, cache = self.spec.attention, self.spec.cache
+        heads = f"{att.q_heads} query and {att.kv_heads} KV heads of {att.head_dim}"
+        stored = f"K {cache.k.format}, V {'inside K' if cache.alias else cache.v.format}"
+        return f"{type(self).__name__}({self.spec.name}: {heads}, {stored}, pages of {cache.page_size})"
+
     @property
     def device(self) -> str:
         """Where ``new_cache`` puts its buffers."""

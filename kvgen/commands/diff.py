@@ -129,13 +129,13 @@ def _print_diffs(changes: Sequence[Change]) -> None:
 
 
 def _print_changed(changes: Sequence[Change]) -> None:
-    from kvgen.diff.changes import CHANGED, HEADER
+    from kvgen.diff.changes import CHANGED, HEADER, REFUSED
 
-    # The table below counts those that only one version has; they are named where it says why.
+    # The table below counts those that only one version has, or none; the first are named where it says why.
     rows = [
         (change.name, change.status, change.added, change.removed, " ".join(change.note.split()))
         for change in changes
-        if change.status in (CHANGED, HEADER) or change.note
+        if change.status in (CHANGED, HEADER) or (change.note and change.status != REFUSED)
     ]
     if rows:
         columns = ("kernel", "what", "+", "-", "why")

@@ -92,7 +92,7 @@ def choose(
             found.take(op, default, {}, own)
     parts = [f"no tuned schedule for {', '.join(missing)}: the default is used"] if missing else []
     if stale:
-        parts.append(f"the one for {', '.join(stale)} is stale: the templates have changed since")
+        parts.append(f"what was tuned for {', '.join(stale)} is stale: kernels or knobs have changed since")
     if parts:
         warnings.warn(
             f"{spec.name} on {target.name}: {'; '.join(parts)}. To tune: kvgen tune, or build(tune='quick').",

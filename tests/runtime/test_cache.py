@@ -194,3 +194,8 @@ def test_planes_are_written_into_and_not_replaced() -> None:
         cache.k = torch.zeros(1)
     with pytest.raises(ArgumentError, match="make another with new_cache"):
         copy.deepcopy(cache)
+
+
+def test_a_library_says_what_it_is() -> None:
+    words = repr(library("portable", make_spec("bf16", "int8-token", head_dim=64)))
+    assert "2 query and 2 KV heads of 64, K bf16, V int8, pages of 16" in words
