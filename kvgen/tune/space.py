@@ -139,6 +139,8 @@ def load_space(template: str) -> Space:
 def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
     """The facts that constraints may name."""
     att, cache_ = spec.attention, spec.cache
+    # Plain masks are known for what they are: sympy would cost a command that compiles nothing half its time.
+    masks = masking(spec) if att.options else None
     return {
         "page_size": cache_.page_size,
         "group": att.group,
@@ -149,8 +151,8 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "v_head_dim": att.v_head_dim,
         "alias": cache_.alias,
         "turned": att.rope is not None and att.rope.stored == "pre",
-        "exact_mask": masking(spec).exact,
-        "mask_params": bool(masking(spec).params),
+        "exact_mask": masks is None or masks.exact,
+        "mask_params": masks is not None and bool(masks.params),
         "token_bytes": _token_bytes(spec),
         "causal": att.causal,
         "windowed": att.window is not None,

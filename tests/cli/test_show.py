@@ -101,9 +101,10 @@ def test_schema_says_what_the_rules_say(table: str) -> None:
     for name, rule in rules.items():
         said = found["properties"][name]
         if "minimum" in said:
-            step = said.get("multipleOf", 1)
-            assert rule.check(said["minimum"]) is None and rule.check(said["maximum"]) is None
-            assert rule.check(said["minimum"] - step) and rule.check(said["maximum"] + step)
+            low, high, step = said["minimum"], said["maximum"], said.get("multipleOf", 1)
+            below, above = (low / 2, high * 2) if said["type"] == "number" else (low - step, high + step)
+            assert rule.check(low) is None and rule.check(high) is None
+            assert rule.check(below) and rule.check(above)
         for value in said.get("enum", ()):
             assert rule.check(value) is None
 
