@@ -221,8 +221,8 @@ def _prefix(
 def _op_of_prefix(library: CacheOps, cache: Cache, rows: int, num_threads: int | None) -> str:
     """The op whose kernel attends to the prefix.
 
-    Prefill's multiplies faster where many queries share the keys, unless decode multiplies bytes; decode's cuts
-    them into splits, which a GPU needs for its units, and a CPU where there are fewer heads than threads.
+    Prefill's multiplies faster where many queries share the keys, unless decode multiplies bytes; decode's
+    cuts them into splits, which a GPU needs for its units, and a CPU with fewer heads than threads.
     """
     att, threads = library.spec.attention, machine.num_threads(num_threads)
     many = rows > DECODE_ROWS and att.kv_heads >= threads and att.qk == "exact"
