@@ -33,7 +33,7 @@ def test_scale_that_f32_cannot_hold(scale: Any) -> None:
 
 @pytest.mark.parametrize("params", [5, [1], torch.zeros(2), {"a": 1, 2: 3}], ids=str)
 def test_params_of_any_kind(params: Any) -> None:
-    with pytest.raises(ArgumentError, match="give a mapping of names|reads no such parameter"):
+    with pytest.raises(ArgumentError, match=r"give a mapping of names|reads no such parameter"):
         Batch().decode(params=params)
 
 
