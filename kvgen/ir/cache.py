@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 
 from kvgen.ir.layout import Axis, LayoutSpec
 from kvgen.ir.quant import QuantSpec
+from kvgen.ir.raw import RawSpec
 
 PRESETS = {"fast": "page kv head tok d"}
 """Layout names that stand for a rule of the target, and the layout that a spec shows until it is known."""
@@ -29,6 +31,10 @@ class CacheSpec:
     """Name of a rule that replaces ``layout`` once the target is known (``passes.preset``), or None."""
     alias: bool = False
     """Whether V is the first ``v_head_dim`` elements of K's rows and has no memory of its own (MLA)."""
+    keep_first: int = 0
+    """Tokens at the start of a request that are never quantised."""
+    keep_last: int = 0
+    """At least so many last tokens of a request are not quantised yet."""
 
     def quant(self, field: str) -> QuantSpec:
         """The storage of ``"k"`` or ``"v"``."""
@@ -46,21 +52,14 @@ class CacheSpec:
         """What has memory: ``k`` and, unless it is a part of K, ``v``."""
         return ("k",) if self.alias else ("k", "v")
 
-    def scale_axes(self, field: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """Those of ``axes`` along which the scales of ``field`` differ.
-
-        Blocks of d stand where the field's outermost d axis stands.
-        """
-        quant, kept = self.quant(field), []
-        block = quant.d_block
-        for axis in axes:
-            if axis.dim == "d":
-                if block is not None:
-                    kept.append(Axis("d", "outer", block))
-                    block = None
-            elif axis.dim == "page" or axis.dim in quant.scale_dims:
-                kept.append(axis)
-        return tuple(kept)
+    @property
+    def raw(self) -> RawSpec | None:
+        """Which tokens of a request are kept as they came; None where every token becomes codes at once."""
+        sides = [self.quant(field) for field in self.fields]
+        block = lcm(*(q.tok_block for side in sides for q in _stored(side) if q.spans))
+        if not (self.keep_first or self.keep_last or block > 1):
+            return None
+        return RawSpec(self.keep_first, self.keep_last, block, self.page_size)
 
     def axes(self, field: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         """Axes outside and inside the record of ``field``, outermost first.
@@ -76,3 +75,24 @@ class CacheSpec:
             at = [axis.dim for axis in inner].index("page") + 1
             outer, inner = inner[:at], inner[at:]
         return outer, inner
+
+
+def scale_axes(quant: QuantSpec, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Those of ``axes`` along which the scales of ``quant`` differ.
+
+    Blocks of d, and blocks of tokens, stand where the outermost axis of their dimension stands.
+    """
+    kept: list[Axis] = []
+    blocks = {dim: block for dim, block in quant.group if block > 1 or dim == "d"}
+    for axis in axes:
+        block = blocks.get(axis.dim)
+        if block is None:
+            if axis.dim == "page" or (axis.dim in quant.scale_dims and axis.dim != "d"):
+                kept.append(axis)
+        elif not any(axis.dim == other.dim for other in kept):
+            kept.append(Axis(axis.dim, "outer", block) if block > 1 else Axis(axis.dim))
+    return tuple(kept)
+
+
+def _stored(quant: QuantSpec) -> tuple[QuantSpec, ...]:
+    return tuple(own for _, own in quant.segments) or (quant,)

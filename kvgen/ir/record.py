@@ -54,14 +54,15 @@ class PlaneAxis:
 
 @dataclass(frozen=True)
 class Plane:
-    """One field of the cache: K, V, or the scales of one of them."""
+    """One field of the cache: codes, scales or raw rows of K or V."""
 
     name: str
-    """``k``, ``v``, ``k_scale`` or ``v_scale``."""
+    """``k``, ``v`` (further segments: ``k1``), these with ``_top``, ``_scale`` or ``_min``; ``k_raw``,
+    ``v_raw``."""
     dtype: str
     """Storage type."""
     pool: str
-    """The buffer it lies in: ``kv``, ``k`` or ``v``."""
+    """The buffer it lies in: ``kv``, ``k`` or ``v``; scales may have one of their own (``kv_scale``)."""
     offset: Extent
     """Bytes from the start of the pool to the element with all indices 0."""
     axes: tuple[PlaneAxis, ...]
@@ -126,6 +127,9 @@ class PageRecord:
     """Buffers and their size in bytes."""
     align: int
     """Bytes on which planes start."""
+    raw: tuple[Plane, ...] = ()
+    """``k_raw`` and ``v_raw`` where some tokens are kept as they came; their pages are raw rows. Not among
+    ``planes``: their pool ``raw`` is sized by raw rows."""
 
     def plane(self, name: str) -> Plane:
         """The plane called ``name``; ``KeyError`` where the cache has none.
@@ -134,65 +138,62 @@ class PageRecord:
         """
         aliased = name.startswith("v") and not self.has("v")
         wanted = "k" + name[1:] if aliased else name
-        for plane in self.planes:
+        for plane in self.planes + self.raw:
             if plane.name == wanted:
                 return plane
         raise KeyError(name)
 
     def has(self, name: str) -> bool:
         """Whether the cache has a plane called ``name``."""
-        return any(plane.name == name for plane in self.planes)
+        return any(plane.name == name for plane in self.planes + self.raw)
+
+    def raw_bytes(self) -> int:
+        """Bytes of one raw row: a page's tokens as they came."""
+        return sum(plane.page.stride.fixed for plane in self.raw)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: enough for someone else's allocator to lay the cache out. Counts are bytes."""
-        return {
+        found = {
             "align": self.align,
             "page_bytes": self.page_bytes(),
             "pools": {name: size.to_dict() for name, size in self.pools},
-            "planes": [
-                {
-                    "name": plane.name,
-                    "dtype": plane.dtype,
-                    "pool": plane.pool,
-                    "offset": plane.offset.to_dict(),
-                    "axes": [
-                        {
-                            "axis": str(placed.axis),
-                            "extent": placed.extent,
-                            "stride": placed.stride.to_dict(),
-                            "constant": placed.constant,
-                        }
-                        for placed in plane.axes
-                    ],
-                }
-                for plane in self.planes
-            ],
+            "planes": [_plane_to_dict(plane) for plane in self.planes],
         }
+        return found | ({"raw": [_plane_to_dict(plane) for plane in self.raw]} if self.raw else {})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PageRecord:
         """The inverse of ``to_dict``."""
-        planes = tuple(
-            Plane(
-                plane["name"],
-                plane["dtype"],
-                plane["pool"],
-                Extent(**plane["offset"]),
-                tuple(
-                    PlaneAxis(
-                        Axis.read(placed["axis"]),
-                        placed["extent"],
-                        Extent(**placed["stride"]),
-                        placed["constant"],
-                    )
-                    for placed in plane["axes"]
-                ),
-            )
-            for plane in values["planes"]
-        )
+        planes, raw = (tuple(map(_plane_from_dict, values.get(key, ()))) for key in ("planes", "raw"))
         pools = tuple((name, Extent(**size)) for name, size in values["pools"].items())
-        return cls(planes, pools, values["align"])
+        return cls(planes, pools, values["align"], raw)
 
     def page_bytes(self) -> int:
         """Bytes one page costs over all pools, padding included."""
         return sum(extent.per_page for _, extent in self.pools)
+
+
+def _plane_to_dict(plane: Plane) -> dict[str, Any]:
+    return {
+        "name": plane.name,
+        "dtype": plane.dtype,
+        "pool": plane.pool,
+        "offset": plane.offset.to_dict(),
+        "axes": [
+            {
+                "axis": str(placed.axis),
+                "extent": placed.extent,
+                "stride": placed.stride.to_dict(),
+                "constant": placed.constant,
+            }
+            for placed in plane.axes
+        ],
+    }
+
+
+def _plane_from_dict(plane: Mapping[str, Any]) -> Plane:
+    axes = tuple(
+        PlaneAxis(Axis.read(a["axis"]), a["extent"], Extent(**a["stride"]), a["constant"])
+        for a in plane["axes"]
+    )
+    return Plane(plane["name"], plane["dtype"], plane["pool"], Extent(**plane["offset"]), axes)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from kvgen.ir.attention import AttentionSpec, Param
 from kvgen.ir.cache import PRESETS, CacheSpec
 from kvgen.ir.layout import LayoutSpec
-from kvgen.ir.quant import QuantSpec
+from kvgen.ir.quant import QuantSpec, Segment, segments_of
 from kvgen.ir.rope import RopeSpec
 
 
@@ -54,6 +54,37 @@ class Spec:
         """sha256 of the canonical JSON, as hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
+    def segments(self, side: str) -> tuple[Segment, ...]:
+        """The runs of d in which rows of ``"k"`` or ``"v"`` are stored: one, unless the spec cuts them.
+
+        Of a V that is a part of K: the runs of K that hold it, the last one cut to it.
+        """
+        att, quant = self.attention, self.cache.quant(side)
+        if side == "k" or not self.cache.alias:
+            return segments_of(side, att.head_dim if side == "k" else att.v_head_dim, quant)
+        found = segments_of("k", att.head_dim, quant)
+        return tuple(
+            replace(part, size=min(part.size, att.v_head_dim - part.start))
+            for part in found
+            if part.start < att.v_head_dim
+        )
+
+    def given_scales(self) -> tuple[tuple[str, str, bool], ...]:
+        """Scales that a caller gives, as (name, type, whether one a head): static ones, and outer ones."""
+        found = []
+        for field in self.cache.fields:
+            for part in self.segments(field):
+                quant = part.quant
+                if quant.static_scale:
+                    found.append((f"{part.plane}_scale", quant.scale_dtype, "head" in quant.scale_dims))
+                if quant.outer is not None:
+                    found.append((f"{part.plane}_outer", "f32", "head" in quant.outer))
+        return tuple(found)
+
+    def direct(self, side: str) -> bool:
+        """Whether kernels read ``"k"`` or ``"v"`` through operands of its format's own, and no raw rows."""
+        return self.cache.quant(side).direct and self.cache.raw is None
+
     @property
     def hash8(self) -> str:
         """First 8 digits of the identity: enough for file names and headers."""
@@ -88,13 +119,38 @@ def _attention(values: Mapping[str, Any]) -> AttentionSpec:
     return AttentionSpec(**plain)
 
 
+def _plain_quant(quant: QuantSpec) -> dict[str, Any]:
+    """The keys of [cache.k]; those that say nothing new are left out."""
+    body: dict[str, Any] = {"layout": str(quant.layout)} if quant.layout else {}
+    if quant.segments:
+        body["segments"] = [{"size": size, **_plain_quant(own)} for size, own in quant.segments]
+    else:
+        body["format"] = quant.format
+    if not quant.segments and quant.fmt.scaled:
+        body |= {"group": dict(quant.group), "scale_dtype": quant.scale_dtype}
+    if quant.outer is not None:
+        body["outer"] = dict.fromkeys(quant.outer, 1)
+    if quant.levels:
+        body |= {"levels": list(quant.levels), "measure": quant.measure}
+    if quant.scales != "page":
+        body["scales"] = quant.scales
+    return body | {key: getattr(quant, key) for key in ("affine", "transform", "mean") if getattr(quant, key)}
+
+
 def _quant(values: Mapping[str, Any]) -> QuantSpec:
-    """A QuantSpec from the values that ``_plain`` made of it."""
+    """A QuantSpec from the values that ``_plain_quant`` made of it."""
     found = dict(values)
     if "group" in found:
         found["group"] = tuple(sorted(found["group"].items()))
     if "layout" in found:
         found["layout"] = LayoutSpec.parse(found["layout"])
+    if "outer" in found:
+        found["outer"] = tuple(found["outer"])
+    if "levels" in found:
+        found["levels"] = tuple(found["levels"])
+    if "segments" in found:
+        own = ({**part} for part in found["segments"])
+        found |= {"format": "f32", "segments": tuple((part.pop("size"), _quant(part)) for part in own)}
     return QuantSpec(**found)
 
 
@@ -103,16 +159,16 @@ def _plain(value: object) -> Any:
     if isinstance(value, LayoutSpec):
         return str(value)
     if isinstance(value, QuantSpec):
-        body = {"format": value.format}
-        if value.fmt.scaled:
-            body |= {"group": dict(value.group), "scale_dtype": value.scale_dtype}  # type: ignore[dict-item]
-        return body | ({"layout": str(value.layout)} if value.layout else {})
+        return _plain_quant(value)
     if isinstance(value, AttentionSpec | CacheSpec):
         pairs = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
         if pairs.get("preset"):
             pairs["layout"] = pairs.pop("preset")
         if pairs.pop("alias", False):
             pairs["v"] = ALIAS
+        for key in ("keep_first", "keep_last"):
+            if pairs.get(key) == 0:
+                del pairs[key]
         for key, item in pairs.pop("options", ()):
             pairs[key] = _thaw(item)
         pairs["params"] = {

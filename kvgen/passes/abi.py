@@ -70,17 +70,22 @@ def op_args(op: str, spec: Spec, record: PageRecord, variant: str) -> tuple[Arg,
 
 
 def plane_args(spec: Spec, record: PageRecord) -> tuple[Arg, ...]:
-    """Pointers and run-time strides of every plane, and of the static scales that lie outside."""
+    """Pointers and run-time strides of every plane; then what lies outside the pages: scales that are given,
+    the mean of K, and raw rows."""
     args: list[Arg] = []
     for plane in record.planes:
         args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane"))
         for placed in (plane.page, *plane.outside):
             args.append(Arg(f"{plane.name}_stride_{placed.axis.key}", "i64", doc="elements"))
-    for side in spec.cache.fields:
-        quant = spec.cache.quant(side)
-        if quant.static_scale:
-            shape = "one scale per KV head" if "head" in quant.scale_dims else "one scale"
-            args.append(Arg(f"{side}_scale", "ptr", quant.scale_dtype, shape))
+    for name, dtype, per_head in spec.given_scales():
+        args.append(Arg(name, "ptr", dtype, "one scale per KV head" if per_head else "one scale"))
+    if spec.cache.k.mean:
+        args.append(Arg("k_mean", "ptr", "f32", "mean of K that was subtracted, kv_heads x head_dim"))
+    for plane in record.raw:
+        args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane: tokens as they came"))
+        args.append(Arg(f"{plane.name}_stride_page", "i64", doc="elements from one raw row to the next"))
+    if record.raw:
+        args.append(Arg("raw_rows", "ptr", "i32", "raw row of each page, -1 for none"))
     return tuple(args)
 
 
@@ -149,13 +154,32 @@ def _append(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
         )
     )
     rope = spec.attention.rope
-    turned = (_ptr("positions", "i32", "position of each token, T"), *param_args((ROPE_TABLE,)))
-    return (
+    turns = rope is not None and rope.stored == "post"
+    rows = (
         _ptr("k_new", variant, "new keys, T x kv_heads x head_dim"),
         *_int("k_new_stride_tok", "k_new_stride_head", doc="elements"),
         *values,
+    )
+    table = param_args((ROPE_TABLE,)) if turns else ()
+    if spec.cache.raw is not None:
+        return (
+            *rows,
+            _ptr("q_starts", "i32", "first new row of each request, B+1"),
+            _ptr("page_table", "i32", "page ids, B x P"),
+            *_int("table_stride", doc="elements from one request's row to the next"),
+            _ptr("kv_lens", "i32", "tokens of each request after this append, B"),
+            *table,
+            *_int("batch", doc="requests"),
+            *_int("max_new_len", doc="most new tokens of a request"),
+            *_int("table_width", doc="columns P of the page table"),
+            *plane_args(spec, record),
+            _THREADS,
+        )
+    turned = (_ptr("positions", "i32", "position of each token, T"), *table)
+    return (
+        *rows,
         _ptr("slots", "i64", "page * page_size + offset, T; -1 skips the token"),
-        *(turned if rope and rope.stored == "post" else ()),
+        *(turned if turns else ()),
         *_int("num_tokens", doc="tokens T"),
         *plane_args(spec, record),
         _THREADS,
@@ -180,9 +204,8 @@ def _merge(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
 
 
 def _copy(spec: Spec, record: PageRecord, variant: str) -> tuple[Arg, ...]:
-    planes = tuple(
-        a for a in plane_args(spec, record) if a.name.split("_stride_")[0] in {p.name for p in record.planes}
-    )
+    stored = {plane.name for plane in record.planes}
+    planes = tuple(a for a in plane_args(spec, record) if a.name.split("_stride_")[0] in stored)
     return (
         *planes,
         _ptr("src_pages", "i32", "pages to read, N"),

@@ -43,7 +43,7 @@ class RowField:
     """Of the scale; d counts numbers."""
     block: int
     """Numbers that share a scale where a row has several scales, else 0."""
-    qmax: int | None
+    qmax: float | None
     """Largest code."""
 
     @property

@@ -60,17 +60,13 @@ def d_parts(size: int, widest: int, step: int) -> tuple[Part, ...]:
 def lower_addresses(spec: Spec, record: PageRecord) -> Mapping[str, Address]:
     """The simplified address of every plane, and of the static scales that lie outside the pages."""
     found: dict[str, Address] = {}
-    for plane in record.planes:
+    for plane in record.planes + record.raw:
         found[plane.name] = simplify(address(plane), plane_facts(plane))
         verify_address(plane, found[plane.name])
-    for field in spec.cache.fields:
-        quant = spec.cache.quant(field)
-        if quant.static_scale:
-            name = f"{field}_scale"
-            head = Term(
-                "head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, spec.attention.kv_heads - 1
-            )
-            found[name] = Address(name, (head,) if "head" in quant.scale_dims else ())
+    last_head = spec.attention.kv_heads - 1
+    for name, _, per_head in spec.given_scales():
+        head = Term("head", symbol("head"), f"{name}_STRIDE_HEAD".upper(), 1, False, last_head)
+        found[name] = Address(name, (head,) if per_head else ())
     if spec.cache.alias:
         found |= {f"v{name[1:]}": where for name, where in found.items()}
     return MappingProxyType(found)

@@ -20,6 +20,7 @@ from itertools import combinations
 
 from kvgen.errors import KvgenError
 from kvgen.ir import Axis, CacheSpec, Extent, PageRecord, Plane, Spec
+from kvgen.ir.cache import scale_axes
 from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.record import PlaneAxis
 
@@ -35,16 +36,19 @@ def verify_record(spec: Spec, record: PageRecord) -> None:
     names = tuple(plane.name for plane in record.planes)
     _check(sorted(names) == sorted(expected), "record", f"planes {names}, expected {tuple(expected)}")
     pools = dict(record.pools)
-    _check(tuple(pools) == spec.cache.pools, "record", f"pools {tuple(pools)}, expected {spec.cache.pools}")
+    wanted = dict.fromkeys(_pool(spec.cache, name) for name in expected)
+    _check(sorted(pools) == sorted(wanted), "record", f"pools {tuple(pools)}, expected {tuple(wanted)}")
     for name, size in record.pools:
         _check(
             _aligned(size, record.align), name, f"pool of {size} bytes does not end on align {record.align}"
         )
     for plane in record.planes:
-        _check(plane.pool == ("kv" if "kv" in pools else plane.name[0]), plane.name, f"lies in {plane.pool}")
+        _check(plane.pool == _pool(spec.cache, plane.name), plane.name, f"lies in {plane.pool}")
         _check_axes(spec, plane, *expected[plane.name])
-        _check_starts(spec.cache, plane)
-        _check_pitches(spec.cache, plane)
+        inline = spec.cache.quant(plane.name[0]).scales == "inline"
+        _check_starts(spec.cache, plane, inline)
+        if not inline:  # else rows of several planes share a pitch, which point 4 shows to be enough
+            _check_pitches(spec.cache, plane)
         _check_nesting(plane)
         end = plane.offset + _span(_ordered(plane), plane.itemsize)
         _check(
@@ -64,23 +68,31 @@ def smallest_pitch(row_bytes: int, align: int) -> int:
     return min([whole_lines, *parts])
 
 
-def _expected(spec: Spec) -> dict[str, tuple[str, tuple[Axis, ...]]]:
-    """Plane name -> (dtype, axes outermost first) that the spec asks for."""
-    found: dict[str, tuple[str, tuple[Axis, ...]]] = {}
+def _expected(spec: Spec) -> dict[str, tuple[str, tuple[Axis, ...], int]]:
+    """Plane name -> (dtype, axes outermost first, elements of d) that the spec asks for."""
+    found: dict[str, tuple[str, tuple[Axis, ...], int]] = {}
     for field in spec.cache.fields:
-        quant = spec.cache.quant(field)
         outer, inner = spec.cache.axes(field)
-        found[field] = (quant.fmt.storage, outer + inner)
-        if quant.fmt.scaled and not quant.static_scale:
-            found[f"{field}_scale"] = (quant.scale_dtype, spec.cache.scale_axes(field, outer + inner))
+        for part in spec.segments(field):
+            quant = part.quant
+            for name, plane in part.codes:
+                found[name] = (plane.storage, outer + inner, part.size // plane.packed)
+            if quant.fmt.scaled and any(dim == "tok" for dim, _ in quant.group):
+                axes = scale_axes(quant, outer + inner)
+                for kind in ("scale", "min") if quant.affine else ("scale",):
+                    found[f"{part.plane}_{kind}"] = (quant.scale_dtype, axes, part.size)
     return found
 
 
-def _check_axes(spec: Spec, plane: Plane, dtype: str, axes: tuple[Axis, ...]) -> None:
+def _pool(cache: CacheSpec, name: str) -> str:
+    """The buffer in which a plane belongs."""
+    pool = "kv" if "kv" in cache.layout.dims() else name[0]
+    apart = name.endswith(("_scale", "_min")) and cache.quant(name[0]).scales == "pool"
+    return f"{pool}_scale" if apart else pool
+
+
+def _check_axes(spec: Spec, plane: Plane, dtype: str, axes: tuple[Axis, ...], width: int) -> None:
     att = spec.attention
-    width = att.head_dim if plane.name[0] == "k" else att.v_head_dim
-    if not plane.name.endswith("_scale"):
-        width //= spec.cache.quant(plane.name).fmt.packed
     sizes = {"head": att.kv_heads, "tok": spec.cache.page_size, "d": width}
     _check(plane.dtype == dtype, plane.name, f"holds {plane.dtype}, expected {dtype}")
     got = tuple(a.axis for a in plane.axes)
@@ -100,11 +112,12 @@ def _check_axes(spec: Spec, plane: Plane, dtype: str, axes: tuple[Axis, ...]) ->
         )
 
 
-def _check_starts(cache: CacheSpec, plane: Plane) -> None:
-    """Planes start on align in every record; elements on their own size."""
+def _check_starts(cache: CacheSpec, plane: Plane, inline: bool) -> None:
+    """Planes start on align in every record (the first one of a row does); elements on their own size."""
     size = DTYPE_BYTES[plane.dtype]
     outer, _ = cache.axes(plane.name[0])
-    _check(_aligned(plane.offset, cache.align), plane.name, f"starts at {plane.offset}, not on {cache.align}")
+    starts = _aligned(plane.offset, cache.align) or (inline and plane.name != plane.name[0])
+    _check(starts, plane.name, f"starts at {plane.offset}, not on {cache.align}")
     _check(
         _aligned(plane.offset, size), plane.name, f"starts at {plane.offset}, not on its {size}-byte elements"
     )
