@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvgen.ir.attention import PARAM_DIMS
-from kvgen.ir.quant import D_BLOCK_STEP, GROUPS
+from kvgen.ir.quant import D_BLOCK_STEP
 from kvgen.passes import fields
 from kvgen.passes.fields import REQUIRED, Field
 from kvgen.variants import attention_fields, positions
@@ -19,17 +19,7 @@ from kvgen.variants import attention_fields, positions
 
 def spec_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of the TOML file as editors see it."""
-    quant = _table(fields.QUANT)
-    quant["properties"]["group"] |= {
-        "additionalProperties": False,
-        "properties": {
-            dim: {"type": "integer", "minimum": D_BLOCK_STEP, "multipleOf": D_BLOCK_STEP}
-            if dim == "d"
-            else {"const": 1}
-            for dims in GROUPS
-            for dim in dims
-        },
-    }
+    quant = _quant()
     alias = _table(fields.ALIAS)
     cache = _table(fields.CACHE, {"k": quant, "v": {"type": "object", "oneOf": [quant, alias]}})
     param = _table(fields.PARAM)
@@ -38,6 +28,26 @@ def spec_schema() -> dict[str, Any]:
     inner = {"params": params, "rope": _rope()}
     top = _table(fields.TOP, {"attention": _table(attention_fields(), inner), "cache": cache})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvgen spec", **top}
+
+
+def _quant() -> dict[str, Any]:
+    """Keys of one side: a format, or segments that each have one."""
+    quant = _table(fields.quant_fields())
+    block = {
+        "type": "integer",
+        "anyOf": [{"const": 1}, {"minimum": D_BLOCK_STEP, "multipleOf": D_BLOCK_STEP}],
+    }
+    blocks = {"head": {"const": 1}, "tok": {"type": "integer", "minimum": 1}, "d": block}
+    quant["properties"]["group"] |= {"additionalProperties": False, "properties": blocks}
+    quant["properties"]["levels"] |= {"items": {"type": "number"}, "minItems": 3, "maxItems": 16}
+    segment = {**quant, "properties": {"size": {"type": "integer", "minimum": 16, "multipleOf": 16}}}
+    segment["properties"] |= quant["properties"]
+    segment["required"] = ["size", "format"]
+    segments = {"type": "array", "items": segment, "minItems": 2, "maxItems": 8}
+    quant["properties"] = {**quant["properties"], "segments": segments}
+    del quant["required"]
+    quant["oneOf"] = [{"required": ["format"]}, {"required": ["segments"]}]
+    return quant
 
 
 def _rope() -> dict[str, Any]:

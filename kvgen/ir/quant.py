@@ -59,8 +59,8 @@ class CodePlane:
     storage: str
     """Storage type, a key of ``DTYPE_BYTES``."""
     packed: int
-    """Codes in one stored element. Element j of a row of D / packed holds the codes j + i * (D / packed), i from
-    the low bits upwards; see ``QuantSpec.planes`` for ``_top``."""
+    """Codes in one stored element. Element j of a row of D / packed holds the codes
+    j + i * (D / packed), i from the low bits upwards; see ``QuantSpec.planes`` for ``_top``."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class QuantSpec:
     def planes(self) -> tuple[CodePlane, ...]:
         """Planes that hold the codes, low bits first.
 
-        A second one (``_top``: one bit) keeps its bits beside the first's fourths: byte j of D / 8 holds in bit
-        q, q from 0 to 3, the bit of element q * D/4 + j, and in bit 4 + q that of element q * D/4 + D/8 + j.
+        A second one (``_top``: one bit) keeps its bits beside the first's fourths: byte j of D / 8 holds in
+        bit q, q from 0 to 3, the bit of element q * D/4 + j, and in bit 4 + q that of element q * D/4 + D/8 + j.
         """
         fmt = self.fmt
         if fmt.kind == "plain" or (fmt.own_storage and not self.affine):

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgen.ir import Param, RopeSpec
 from kvgen.ir.expression import params_of
-from kvgen.ir.quant import FORMATS
+from kvgen.ir.quant import QuantSpec, segments_of
 from kvgen.ir.spec import freeze
 from kvgen.passes.fields import ALIAS, MISSING, PARAM, ROPE, Problems, nearest, note, read_table
 from kvgen.passes.parse import LARGEST_FLOAT, ExpressionError
@@ -163,11 +163,11 @@ def is_alias(table: Any) -> bool:
     return isinstance(table, Mapping) and "alias" in table
 
 
-def check_alias(cache: dict[str, Any], att: dict[str, Any], k: dict[str, Any], problems: Problems) -> None:
+def check_alias(cache: dict[str, Any], att: dict[str, Any], k: QuantSpec | None, problems: Problems) -> None:
     """Refuse a V inside K that K's rows cannot hold."""
     read_table(ALIAS, cache["v"], "cache.v", problems)
     width, v_width = att["head_dim"], att["v_head_dim"]
-    if any(value is MISSING for value in (width, v_width, k["format"])):
+    if k is None or width is MISSING or v_width is MISSING:
         return
     if v_width is not None and v_width > width:
         note(
@@ -177,6 +177,13 @@ def check_alias(cache: dict[str, Any], att: dict[str, Any], k: dict[str, Any], p
             f"V is a part of K, which has head_dim = {width}",
             f"{width} works",
         )
-    if FORMATS[k["format"]].packed > 1:
-        reason = "two codes share a byte there, one of them from the second half of the row"
-        note(problems, "cache.k.format", k["format"], reason, "use 'int8', or give V memory of its own")
+    for part in segments_of("k", width, k):
+        if part.quant.fmt.packed > 1:
+            reason = "two codes share a byte there, one of them from the second half of the row"
+            note(
+                problems,
+                "cache.k.format",
+                part.quant.format,
+                reason,
+                "use 'int8', or give V memory of its own",
+            )

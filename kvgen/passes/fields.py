@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from kvgen.errors import Diagnostic, brief
 from kvgen.ir.attention import PARAM_DIMS, PARAM_TYPES
-from kvgen.ir.quant import FORMATS
+from kvgen.ir.codec import CODECS
+from kvgen.ir.quant import SCALE_DTYPES, SCALE_PLACES
 from kvgen.ir.rope import PAIRINGS, STORED
 
 Problems = list[Diagnostic]
@@ -139,7 +140,9 @@ FACTOR = Check(_factor, {"type": "number", "exclusiveMinimum": 0})
 """A positive number of the f32 range."""
 EXPRESSION = pattern(r"[ -~]{1,500}", "one line of at most 500 characters of ASCII")
 # Messages quote a layout several times; no layout has more than 13 axes.
-_LAYOUT = text(200)
+MOST_LAYOUT = 200
+"""Characters of a layout string."""
+_LAYOUT = text(MOST_LAYOUT)
 TABLE = kind_of(Mapping, "a table", "object")
 
 TOP = {
@@ -180,16 +183,29 @@ CACHE = {
         _LAYOUT, "'fast' (the target's own) or for example 'page kv head tok d'", "page kv head tok d"
     ),
     "align": Field(_power_of_two(12), "a power of two from 1 to 4096", 64),
+    "keep_first": Field(integer(0, 2**20), "tokens that are never quantised, for example 4", 0),
+    "keep_last": Field(integer(0, 2**20), "last tokens that are not quantised yet, for example 32", 0),
     "k": Field(TABLE, "a [cache.k] table"),
     "v": Field(TABLE, "a [cache.v] table"),
 }
 ALIAS = {"alias": Field(one_of("k"), "'k': V is the first v_head_dim elements of K's rows")}
-QUANT = {
-    "format": Field(one_of(*FORMATS), " or ".join(map(repr, FORMATS))),
-    "group": Field(TABLE, "for example { tok = 1, head = 1 }", None),
-    "scale_dtype": Field(one_of("f32"), "'f32'", "f32"),
-    "layout": Field(_LAYOUT, "the axes right of kv, for example 'head d/8 tok d%8'", None),
-}
+
+
+def quant_fields() -> dict[str, Field]:
+    """Keys of [cache.k] and [cache.v], registered codecs included."""
+    return {
+        "format": Field(one_of(*CODECS), " or ".join(map(repr, CODECS))),
+        "group": Field(TABLE, "for example { tok = 1, head = 1 }", None),
+        "scale_dtype": Field(one_of(*SCALE_DTYPES), " or ".join(map(repr, SCALE_DTYPES)), "f32"),
+        "affine": Field(SWITCH, "true (scale * code + min) or false", False),
+        "outer": Field(TABLE, "{} (one more f32 scale for all) or { head = 1 }", None),
+        "scales": Field(one_of(*SCALE_PLACES), " or ".join(map(repr, SCALE_PLACES)), "page"),
+        "transform": Field(one_of("hadamard"), "'hadamard', or leave it out", None),
+        "mean": Field(SWITCH, "true (subtract a given mean) or false", False),
+        "levels": Field(kind_of(list, "a list", "array"), "3 to 16 ascending numbers", None),
+        "measure": Field(one_of("amax", "rms"), "'amax' or 'rms'", None),
+        "layout": Field(_LAYOUT, "the axes right of kv, for example 'head d/8 tok d%8'", None),
+    }
 
 
 def note(problems: Problems, path: str, value: object, reason: str, hint: str = "") -> None:

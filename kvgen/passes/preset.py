@@ -40,8 +40,9 @@ def resolve(spec: Spec, target: Target) -> Spec:
     sides = {}
     for side in ("k", "v"):
         quant = cache.quant(side)
-        # Rows serve K and the V inside them alike.
-        inner = "head tok d" if cache.alias else CPU_FAST[quant.format][side == "v"]
+        # Rows serve K and the V inside them alike, and codes that become numbers as they are read.
+        known = spec.direct(side) and not cache.alias
+        inner = CPU_FAST[quant.format][side == "v"] if known else "head tok d"
         rows = target.backend != "cpu" or cache.page_size % VECTOR_TOKENS or inner == "head tok d"
         sides[side] = replace(quant, layout=None if rows else LayoutSpec.parse(inner))
     return replace(spec, cache=replace(cache, preset=None, k=sides["k"], v=sides["v"]))
