@@ -40,14 +40,12 @@ def _quant() -> dict[str, Any]:
     blocks = {"head": {"const": 1}, "tok": {"type": "integer", "minimum": 1}, "d": block}
     quant["properties"]["group"] |= {"additionalProperties": False, "properties": blocks}
     quant["properties"]["levels"] |= {"items": {"type": "number"}, "minItems": 3, "maxItems": 16}
-    segment = {**quant, "properties": {"size": {"type": "integer", "minimum": 16, "multipleOf": 16}}}
-    segment["properties"] |= quant["properties"]
-    segment["required"] = ["size", "format"]
+    size = {"type": "integer", "minimum": 16, "multipleOf": 16}
+    segment = {**quant, "properties": {"size": size, **quant["properties"]}, "required": ["size", "format"]}
     segments = {"type": "array", "items": segment, "minItems": 2, "maxItems": 8}
-    quant["properties"] = {**quant["properties"], "segments": segments}
-    del quant["required"]
-    quant["oneOf"] = [{"required": ["format"]}, {"required": ["segments"]}]
-    return quant
+    rest = {key: quant["properties"][key] for key in ("scales", "layout")}
+    cut = {**quant, "properties": {"segments": segments, **rest}, "required": ["segments"]}
+    return {"type": "object", "oneOf": [quant, cut]}
 
 
 def _rope() -> dict[str, Any]:

@@ -141,7 +141,8 @@ class QuantSpec:
         """Planes that hold the codes, low bits first.
 
         A second one (``_top``: one bit) keeps its bits beside the first's fourths: byte j of D / 8 holds in
-        bit q, q from 0 to 3, the bit of element q * D/4 + j, and in bit 4 + q that of element q * D/4 + D/8 + j.
+        bit q, q from 0 to 3, the bit of element q * D/4 + j, and in bit 4 + q that of element
+        q * D/4 + D/8 + j.
         """
         fmt = self.fmt
         if fmt.kind == "plain" or (fmt.own_storage and not self.affine):
