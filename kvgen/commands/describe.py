@@ -56,6 +56,7 @@ def record_data(record: PageRecord) -> dict[str, Any]:
         "page_bytes": record.page_bytes(),
         "pools": [{"name": name, "bytes": extent_data(size)} for name, size in record.pools],
         "planes": [plane_data(plane) for plane in record.planes],
+        **({"raw": [plane_data(plane) for plane in record.raw]} if record.raw else {}),
     }
 
 
@@ -106,6 +107,7 @@ def bytes_data(spec: Spec, record: PageRecord) -> dict[str, Any]:
         "token": round(page / tokens, 2),
         "bf16_token": bf16,
         "smaller_than_bf16": round(bf16 * tokens / page, 3),
+        **({"raw_row": record.raw_bytes()} if record.raw else {}),
     }
 
 

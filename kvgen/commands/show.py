@@ -11,7 +11,7 @@ from kvgen.commands.options import AsJson, TargetName, read_spec
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kvgen.ir import AttentionSpec, PageRecord, QuantSpec, Spec
+    from kvgen.ir import AttentionSpec, PageRecord, Spec
 
 KINDS = ("mask", "score", "sink")
 
@@ -55,6 +55,7 @@ def run(
 def print_spec(spec: Spec) -> None:
     """Identity, attention and storage."""
     from kvgen.commands.describe import param_text, term_data
+    from kvgen.commands.storage_text import raw_text, storage_text
 
     att, cache = spec.attention, spec.cache
     output.heading(f"{spec.name}  (spec {spec.hash8})")
@@ -70,8 +71,9 @@ def print_spec(spec: Spec) -> None:
         "positions": _positions(att),
         "page": f"{cache.page_size} tokens, planes start on {cache.align} bytes",
         "layout": f"'{cache.layout}'",
-        "K": _storage(cache.k),
-        "V": f"the first {att.v_head_dim} elements of K's rows" if cache.alias else _storage(cache.v),
+        "K": storage_text(cache.k),
+        "V": f"the first {att.v_head_dim} elements of K's rows" if cache.alias else storage_text(cache.v),
+        "kept raw": raw_text(cache),
     }
     output.facts({name: text for name, text in facts.items() if text})
 
@@ -90,16 +92,6 @@ def _positions(att: AttentionSpec) -> str:
     return f"{rope.kind} rope of theta {rope.theta:,.6g}{own} in pairs of {pairs} turns {part} {when}"
 
 
-def _storage(quant: QuantSpec) -> str:
-    layout = f", own layout '{quant.layout}'" if quant.layout else ""
-    if not quant.fmt.scaled:
-        return f"{quant.format}{layout}"
-    words = {"d": f"{quant.d_block} elements of d", "tok": "token", "head": "head"}
-    dims = " and ".join(words[dim] for dim in quant.scale_dims)
-    scales = f"one {quant.scale_dtype} scale per {dims or 'tensor'}"
-    return f"{quant.format}, {scales}{', given to new_cache' if quant.static_scale else ''}{layout}"
-
-
 def print_record(record: PageRecord) -> None:
     """The planes as a table and as a picture."""
     from kvgen.commands.describe import payload
@@ -113,7 +105,7 @@ def print_record(record: PageRecord) -> None:
             payload(plane),
             ", ".join(f"{placed.axis} {placed.stride}" for placed in plane.axes),
         )
-        for plane in record.planes
+        for plane in record.planes + record.raw
     ]
     columns = ("plane", "type", "offset", "bytes a page", "strides in bytes")
     output.table(columns, rows, title="Page record", right=("offset", "bytes a page"))
@@ -127,9 +119,11 @@ def print_bytes(found: dict[str, Any]) -> None:
     factor = found["smaller_than_bf16"]
     than = f"{factor:.2f} times smaller" if factor >= 1 else f"{1 / factor:.2f} times larger"
     output.heading("Memory, for one layer")
+    raw = found.get("raw_row")
     output.facts(
         {
             "page": f"{output.grouped(found['page'])} bytes",
+            **({"raw row": f"{output.grouped(raw)} bytes for a page with raw tokens"} if raw else {}),
             "padding": f"{output.grouped(found['padding'])} bytes ({found['padding_percent']:.1f} %)",
             "token": f"{found['token']:,.6g} bytes",
             "as bf16": f"{output.grouped(found['bf16_token'])} bytes a token: this is {than}",
