@@ -31,9 +31,15 @@ def attend(
     """
     library, cache = layer.library, layer.cache
     att = library.spec.attention
+    turned = None
     if att.rope is not None and att.rope.stored == "post":
         params = dict(params or {})
         turned = {ROPE.name: params.pop(ROPE.name)} if ROPE.name in params else {}
+    if library.spec.cache.raw is not None:
+        table, lens, starts = step.page_table_BP, step.kv_lens_B, step.q_starts_B1
+        tables = {"page_table": table, "kv_lens": lens, "q_starts": starts}
+        library.append(cache, k_THD, v_THD, **tables, params=turned)
+    elif turned is not None:
         library.append(cache, k_THD, v_THD, step.slots_T, step.positions32_T, params=turned)
     else:
         library.append(cache, k_THD, v_THD, step.slots_T)

@@ -17,6 +17,7 @@ from kvgen.runtime import places
 from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
 from kvgen.runtime.params import ROPE, SINK, bind, is_static, static_key
+from kvgen.runtime.raw_checks import check_read
 
 
 class AttentionOps(OpsBase):
@@ -227,6 +228,8 @@ class AttentionOps(OpsBase):
                 first = np.maximum(0, lens - q_lens - self.spec.attention.window) // page
             if not (ranged and self.spec.attention.options):  # which pages are read is the kernel's to say
                 check.check_pages(table, first, -(-lens // page), cache.num_pages)
+            if self.spec.cache.raw is not None:
+                check_read(cache, table, kv_lens, first)
         return int(q_lens.max()) if batch else 0
 
     def _run(

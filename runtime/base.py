@@ -12,7 +12,9 @@ from kvgen.backends.cpu import machine
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
 from kvgen.runtime import arguments as check
-from kvgen.runtime.cache import Cache, adopt, new_cache
+from kvgen.runtime.adopt import adopt
+from kvgen.runtime.cache import Cache, new_cache
+from kvgen.runtime.footprint import Footprint, footprint
 
 if TYPE_CHECKING:
     import torch
@@ -63,19 +65,36 @@ class OpsBase:
         num_pages: int,
         *,
         scales: Mapping[str, Tensor] | None = None,
+        means: Mapping[str, Tensor] | None = None,
+        raw_rows: int | None = None,
         layers: int = 1,
         device: str | None = None,
     ) -> Cache:
-        """A zeroed cache of ``num_pages`` pages, for ``layers`` layers that share page ids."""
+        """A zeroed cache of ``num_pages`` pages, for ``layers`` layers that share page ids.
+
+        ``scales``, ``means`` and ``raw_rows``: see ``kvgen.runtime.cache.new_cache``.
+        """
         device = self.device if device is None else device
-        made = new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers, device=device)
+        options: dict[str, Any] = {"scales": scales, "means": means, "raw_rows": raw_rows}
+        made = new_cache(self.spec, self.record, num_pages, layers=layers, device=device, **options)
         for cache in made.layers:
             self._introduce(cache)
         return made
 
-    def adopt(self, *, scales: Mapping[str, Tensor] | None = None, **planes: Tensor) -> Cache:
-        """A cache over buffers that someone else owns; see ``kvgen.runtime.cache.adopt``."""
-        return self._introduce(adopt(self.spec, self.record, scales=scales, **planes))
+    def adopt(
+        self,
+        *,
+        scales: Mapping[str, Tensor] | None = None,
+        means: Mapping[str, Tensor] | None = None,
+        **planes: Tensor,
+    ) -> Cache:
+        """A cache over buffers that someone else owns; see ``kvgen.runtime.adopt``."""
+        return self._introduce(adopt(self.spec, self.record, scales=scales, means=means, **planes))
+
+    @property
+    def footprint(self) -> Footprint:
+        """What a token costs in this cache: bytes of codes, scales and padding, and of a raw row."""
+        return footprint(self.spec, self.record)
 
     def _introduce(self, cache: Cache) -> Cache:
         """Let torch.compile find the ops from a cache, and the ops a cache from its planes."""

@@ -1,28 +1,28 @@
 """Cache: the buffers of a paged KV cache and typed views of its planes.
 
-Built by ``new_cache`` (one aligned slab) or ``adopt`` (somebody else's buffers). Needs only the page
+Built by ``new_cache`` (one aligned slab) or ``runtime.adopt`` (somebody else's buffers). Needs only the page
 record, so an exported library uses it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from kvgen.errors import ArgumentError, brief
 from kvgen.ir import PageRecord, Plane, Spec
-from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.runtime import places
+from kvgen.runtime.given import bind_given
 
 if TYPE_CHECKING:
     import torch
 
+RAW_ROWS = "raw_rows"
+"""Name of the tensor that says which raw row each page has."""
+
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of a storage type's name."""
+    """The torch type of a storage type's name: bytes (uint8) for packed codes and powers of two."""
     import torch
 
     return {
@@ -30,16 +30,19 @@ def torch_dtype(name: str) -> torch.dtype:
         "bf16": torch.bfloat16,
         "f16": torch.float16,
         "int8": torch.int8,
-        "int4x2": torch.uint8,
         "e4m3": torch.float8_e4m3fn,
-    }[name]
+        "e5m2": torch.float8_e5m2,
+    }.get(name, torch.uint8)
 
 
 class Cache:
     """A paged KV cache of one layer.
 
     Planes are attributes: ``cache.k``, ``cache.v``, ``cache.k_scale``, ``cache.v_scale`` (those that the
-    formats have), tensors whose axes stand in the order of the layout string, split axes included.
+    formats have), tensors whose axes stand in the order of the layout string, split axes included. Where the
+    spec keeps tokens as they came, ``cache.k_raw`` and ``cache.v_raw`` (raw rows, head, tok, d) hold them,
+    and ``cache.raw_rows`` (num_pages,) int32 says which raw row each page has, -1 for none: the host side's
+    to write, in place (see ``runtime.raw``).
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class Cache:
         if self.device.type == "cpu":
             for tensor in self._fields.values():
                 places.array(tensor)  # from now on torch refuses to resize the memory
-        self.calls = Calls(num_pages, self._fields) if self.device.type == "cpu" else None
+        # Whether the pages of a call have their raw rows, only the long way looks.
+        quick = self.device.type == "cpu" and spec.cache.raw is None
+        self.calls = Calls(num_pages, self._fields) if quick else None
         self._arguments: dict[str, Any] = {}
         for name, tensor in self._fields.items():
             self._arguments[name] = tensor
@@ -123,12 +128,20 @@ def new_cache(
     num_pages: int,
     *,
     scales: Mapping[str, Any] | None = None,
+    means: Mapping[str, Any] | None = None,
+    raw_rows: int | None = None,
     layers: int = 1,
     device: str = "cpu",
 ) -> Cache:
     """A zeroed cache of ``num_pages`` pages for each of ``layers`` layers, in one slab for each pool.
 
-    ``scales``: ``{"k": tensor, "v": tensor}`` for formats with static scales, shaped () or (kv_heads,).
+    ``scales``: ``{"k": tensor, "v": tensor}`` for formats with static or outer scales, shaped () or
+    (kv_heads,); ``means``: ``{"k": (kv_heads, head_dim)}`` where the spec subtracts a mean. A first dimension
+    of ``layers`` gives each layer its own.
+    ``raw_rows``, where the spec keeps tokens as they came: how many pages can hold such tokens at a time.
+    None has page p use raw row p: nobody need hand them out, at the memory of an unquantised cache. With a
+    number no page has a row yet: ``runtime.raw.RawRows`` hands them out (an engine does). All layers share
+    ``cache.raw_rows``, as they share page ids.
     Raises ``ArgumentError`` for bad counts and for missing, surplus or non-positive scales.
     """
     for name, value in (("num_pages", num_pages), ("layers", layers)):
@@ -139,63 +152,51 @@ def new_cache(
     if record.page_bytes() * num_pages * layers >= 2**62:
         raise ArgumentError(f"layers = {brief(layers)}: more bytes than there are addresses; give fewer")
     _check_device(device)
-    static = _static_scales(spec, scales, device)
+    rows = _count_rows(record, num_pages, raw_rows)
+    given = bind_given(spec, scales, means, device, layers)
     align = max(64, record.align)
-    steps = {pool: -(-size.at(num_pages) // align) * align for pool, size in record.pools}
+    sizes = {pool: size.at(num_pages) for pool, size in record.pools}
+    if record.raw:
+        sizes["raw"] = rows * record.raw[0].page.stride.fixed
+    steps = {pool: -(-size // align) * align for pool, size in sizes.items()}
     try:
         slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}
     except (MemoryError, RuntimeError) as error:
         size = sum(steps.values()) * layers
         reason = f"{size} bytes with layers = {layers}, and there is no room ({brief(str(error))})"
         raise ArgumentError(f"num_pages = {num_pages}: {reason}; give fewer pages") from None
+    row_ids = _row_ids(num_pages, raw_rows, device) if record.raw else {}
     made = []
     for layer in range(layers):
         pools = {pool: slab[layer * steps[pool] : (layer + 1) * steps[pool]] for pool, slab in slabs.items()}
         planes = {plane.name: _view(plane, pools[plane.pool], num_pages) for plane in record.planes}
-        made.append(Cache(spec, record, num_pages, planes | static, pools))
+        raw = {plane.name: _view(plane, pools[plane.pool], rows) for plane in record.raw}
+        made.append(Cache(spec, record, num_pages, planes | given[layer] | raw | row_ids, pools))
     made[0].layers = tuple(made)
     return made[0]
 
 
-def adopt(spec: Spec, record: PageRecord, *, scales: Mapping[str, Any] | None = None, **planes: Any) -> Cache:
-    """A cache over tensors that someone else owns: ``k=``, ``v=`` and the scale planes the spec has.
-
-    Each tensor has the axes of the layout string in order. Strides inside a page must be those of the
-    page record; the strides of ``page`` and of axes left of it are free. Raises ``ArgumentError``.
-    """
-    names = [plane.name for plane in record.planes]
-    unknown = sorted(set(planes) - set(names))
-    if unknown:
-        raise ArgumentError(f"{unknown[0]} = ...: this cache has no such plane; it has {', '.join(names)}")
-    missing = [name for name in names if planes.get(name) is None]
-    if missing:
-        raise ArgumentError(f"{missing[0]}: missing; adopt() needs {', '.join(names)}")
-    for plane in record.planes:
-        tensor = planes[plane.name]
-        places.need_tensor(plane.name, tensor)
-        if tensor.dim() != len(plane.axes):
-            axes = " ".join(str(placed.axis) for placed in plane.axes)
-            raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but its axes are '{axes}'")
-    pages = {name: planes[name].shape[_page_axis(record.plane(name))] for name in names}
-    num_pages = min(pages.values(), default=0)
-    for plane in record.planes:
-        _check_adopted(plane, planes[plane.name], num_pages, pages)
-    device = planes["k"].device
-    for name in names:
-        if planes[name].device != device:
-            raise ArgumentError(f"{name}: on {planes[name].device}, but k is on {device}; move one of them")
-    for name in names:
-        places.need_memory(name, planes[name])
-    if device.type == "cpu":
-        places.need_apart({name: planes[name] for name in names}, {})
-    static = _static_scales(spec, scales, str(device))
-    kept = {name: planes[name] for name in names}
-    if device.type == "cpu" and len({t.untyped_storage().data_ptr() for t in kept.values()}) < len(kept):
-        kept = {name: _own_storage(tensor) for name, tensor in kept.items()}
-    return Cache(spec, record, num_pages, kept | static)
+def _count_rows(record: PageRecord, num_pages: int, raw_rows: Any) -> int:
+    """Raw rows to allocate: 0 for a spec without."""
+    if raw_rows is None:
+        return num_pages if record.raw else 0
+    shown = f"raw_rows = {brief(raw_rows)}"
+    if not record.raw:
+        raise ArgumentError(f"{shown}: every token becomes codes at once in this cache; leave raw_rows out")
+    if isinstance(raw_rows, bool) or not isinstance(raw_rows, int) or not 1 <= raw_rows <= num_pages:
+        raise ArgumentError(f"{shown}: give 1 to {num_pages} (num_pages) raw rows, or None for one a page")
+    return raw_rows
 
 
-def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
+def _row_ids(num_pages: int, raw_rows: int | None, device: Any) -> dict[str, torch.Tensor]:
+    """The raw row of each page: its own number, or none yet."""
+    import torch
+
+    start = torch.arange(num_pages) if raw_rows is None else torch.full((num_pages,), -1)
+    return {RAW_ROWS: start.to(device=device, dtype=torch.int32)}
+
+
+def own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that torch takes for alone in it.
 
     Planes share no element, but views of one storage would look to ``torch.compile`` as if they did, and it
@@ -209,54 +210,12 @@ def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(places.array(tensor)).view(tensor.dtype)
 
 
-def _page_axis(plane: Plane) -> int:
-    return [placed.axis.dim for placed in plane.axes].index("page")
-
-
-def _check_adopted(plane: Plane, tensor: Any, num_pages: int, pages: Mapping[str, int]) -> None:
-    axes = " ".join(str(placed.axis) for placed in plane.axes)
-    if tensor.dtype != torch_dtype(plane.dtype):
-        raise ArgumentError(f"{plane.name}: dtype {tensor.dtype}, but the spec stores {plane.dtype}")
-    want = plane.shape(pages.get(plane.name, 0))
-    if tuple(tensor.shape) != want:
-        raise ArgumentError(f"{plane.name}: shape {tuple(tensor.shape)}, but axes '{axes}' need {want}")
-    if pages[plane.name] != num_pages:
-        raise ArgumentError(f"{plane.name}: {pages[plane.name]} pages, but another plane has {num_pages}")
-    if num_pages < 1:
-        raise ArgumentError(f"{plane.name}: no pages; give at least one")
-    if tensor.is_neg():
-        raise ArgumentError(f"{plane.name}: a lazily negated view, whose memory differs; use .resolve_neg()")
-    inside = 1
-    for placed, stride, extent in reversed(list(zip(plane.axes, tensor.stride(), tensor.shape, strict=True))):
-        step = placed.stride.fixed // plane.itemsize
-        if placed.constant and extent > 1 and stride != step:
-            reason = (
-                f"stride {stride} of axis {placed.axis}, but the layout puts {step} elements between steps"
-            )
-            raise ArgumentError(
-                f"{plane.name}: {reason}; lay the buffer out so, or change cache.layout or align"
-            )
-        if not placed.constant and extent > 1 and stride < 1:
-            raise ArgumentError(f"{plane.name}: stride {stride} of axis {placed.axis}; steps must go forward")
-        inside += (extent - 1) * stride
-    outer = [
-        (s, e) for p, s, e in zip(plane.axes, tensor.stride(), tensor.shape, strict=True) if not p.constant
-    ]
-    reach = plane.span() // plane.itemsize
-    for stride, extent in sorted(outer):
-        if extent > 1 and stride < reach:
-            raise ArgumentError(
-                f"{plane.name}: stride {stride} is below the {reach} elements it steps over: overlap"
-            )
-        reach += (extent - 1) * stride
-
-
 def _view(plane: Plane, slab: torch.Tensor, num_pages: int) -> torch.Tensor:
     """One plane of a slab."""
     flat = slab.view(torch_dtype(plane.dtype))
     first = flat.storage_offset() + plane.offset.at(num_pages) // plane.itemsize
     view = flat.as_strided(plane.shape(num_pages), plane.strides(num_pages), first)
-    return _own_storage(view) if view.device.type == "cpu" else view
+    return own_storage(view) if view.device.type == "cpu" else view
 
 
 def _allocate(nbytes: int, align: int, device: str) -> torch.Tensor:
@@ -280,60 +239,3 @@ def _check_device(device: Any) -> None:
     except (AssertionError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise ArgumentError(f"device = {brief(device)}: torch cannot use it here ({reason})") from None
-
-
-def _static_scales(spec: Spec, scales: Mapping[str, Any] | None, device: str) -> dict[str, torch.Tensor]:
-    import torch
-
-    scales = {} if scales is None else scales
-    if not isinstance(scales, Mapping):
-        raise ArgumentError(f"scales = {brief(scales)}: give a mapping, {{'k': tensor, 'v': tensor}}")
-    unknown = [key for key in scales if not isinstance(key, str) or key not in spec.cache.fields]
-    if unknown:
-        raise ArgumentError(
-            f"scales[{brief(unknown[0])}]: give scales for {' and '.join(map(repr, spec.cache.fields))}"
-        )
-    found = {}
-    for side in spec.cache.fields:
-        quant = spec.cache.quant(side)
-        if not quant.static_scale:
-            if scales.get(side) is not None:
-                raise ArgumentError(
-                    f"scales[{side!r}]: {quant.format} here has no static scales; leave them out"
-                )
-            continue
-        count = spec.attention.kv_heads if "head" in quant.scale_dims else 1
-        if scales.get(side) is None:
-            what = f"{count} positive f32 scales, one a KV head" if count > 1 else "one positive f32 scale"
-            reason = "cannot be computed by an append (its group spans tokens)"
-            raise ArgumentError(f"scales[{side!r}]: missing; the scale of {side} {reason}: give {what}")
-        tensor = _numbers(f"scales[{side!r}]", scales[side], count, device)
-        # Below that, 1 / scale is no number to round with.
-        if not bool((torch.isfinite(tensor) & (tensor >= ZERO_BLOCK_AMAX)).all()):
-            shown = brief(tensor.tolist())
-            raise ArgumentError(
-                f"scales[{side!r}] = {shown}: every scale must be finite and at least 2**-100"
-            )
-        found[f"{side}_scale"] = tensor
-    return found
-
-
-def _numbers(name: str, value: Any, count: int, device: Any) -> torch.Tensor:
-    """``count`` numbers, in a list, an array or a tensor, as a flat f32 tensor on ``device``."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        places.need_tensor(name, value)
-        places.need_memory(name, value)
-        value = value.detach()
-    else:
-        flat = list(value) if isinstance(value, list | tuple) else [value]
-        if not isinstance(value, np.ndarray) and not all(isinstance(x, Real) for x in flat):
-            raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them")
-    size = value.numel() if isinstance(value, torch.Tensor) else np.size(value)
-    if size != count:  # before any copy: an expanded tensor may be of any size
-        raise ArgumentError(f"{name}: {size} values, but the spec has {count}")
-    try:
-        return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(-1).contiguous()
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them") from None

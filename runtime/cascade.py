@@ -129,6 +129,11 @@ def _need_supported(library: CacheOps, cache: Cache) -> None:
     library._own(cache)
     if cache.traced():
         raise UnsupportedError("cascade: not under torch.compile; call it outside, or decode whole tables")
+    if library.spec.cache.raw is not None:
+        raise UnsupportedError(
+            "cache.keep_first, keep_last, or a scale that tokens share: which tokens of a prefix are codes "
+            "follows from the length of the whole request; decode over whole page tables"
+        )
     rope = library.spec.attention.rope
     if rope is not None and rope.stored == "pre":
         raise UnsupportedError(

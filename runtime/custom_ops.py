@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kvgen.errors import ArgumentError, brief
-from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.runtime.cache import RAW_ROWS, Cache, torch_dtype
+from kvgen.runtime.given import arguments_of, given_names
 
 
 class TorchOps:
@@ -27,13 +28,14 @@ class TorchOps:
         self.namespace = _free(namespace or f"kvgen_{library.spec.hash8}")
         record, spec = library.record, library.spec
         self._stored = tuple(plane.name for plane in record.planes)
-        self._static = tuple(
-            f"{side}_scale" for side in spec.cache.fields if spec.cache.quant(side).static_scale
-        )
+        self._given = given_names(spec)
+        raw = tuple(plane.name for plane in record.raw)
+        self._planes = self._stored + self._given + raw + ((RAW_ROWS,) if raw else ())
         self._defined: Any = torch.library.Library(self.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
-        read = "".join(f", Tensor {name}" for name in self._stored + self._static)
-        marks = (f", Tensor({chr(97 + at)}!) {name}" for at, name in enumerate(self._stored))
-        write = "".join([*marks, *(f", Tensor {name}" for name in self._static)])
+        read = "".join(f", Tensor {name}" for name in self._planes)
+        written = set(self._stored + raw)
+        marks = (f"(a{at}!)" if name in written else "" for at, name in enumerate(self._planes))
+        write = "".join(f", Tensor{mark} {name}" for mark, name in zip(marks, self._planes, strict=True))
         table = ", Tensor page_table, Tensor kv_lens"
         att = spec.attention
         self._params = tuple(param.name for param in library._wanted)
@@ -42,7 +44,11 @@ class TorchOps:
         # Read here, so that both are plain attributes by the time that a call is traced.
         turning = ", Tensor positions, Tensor rope_table" if library._turns else ""
         sink = ", Tensor sink_logit" if att.sink else ""
-        self._define("append", f"Tensor k_new{values}, Tensor slots{turning}{write}", "()")
+        where = "Tensor slots"
+        if library._by_request:
+            where = "Tensor page_table, Tensor kv_lens, Tensor q_starts"
+            turning = turning.replace(", Tensor positions", "")
+        self._define("append", f"Tensor k_new{values}, {where}{turning}{write}", "()")
         self._define("decode", f"Tensor q{read}{table}{params}, Tensor? q_starts=None{_OPTIONS}", _PAIR)
         self._define("prefill", f"Tensor q{read}{table}{params}, Tensor q_starts{_OPTIONS}", _PAIR)
         self._define("merge", f"Tensor outs, Tensor lses{sink}", _PAIR)
@@ -64,17 +70,20 @@ class TorchOps:
         mine = () if cache is None else tuple(cache.planes.values())
         if cache and len(mine) == len(planes) and all(a is b for a, b in zip(mine, planes, strict=True)):
             return cache
-        stored = dict(zip(self._stored, planes, strict=False))
-        scales = dict(zip(self._static, planes[len(self._stored) :], strict=True))
-        given = {name.removesuffix("_scale"): tensor for name, tensor in scales.items()}
-        return self._library.adopt(scales=given or None, **stored)  # type: ignore[no-any-return]
+        named = dict(zip(self._planes, planes, strict=True))
+        given = {name: named.pop(name) for name in self._given}
+        return self._library.adopt(**arguments_of(given), **named)  # type: ignore[no-any-return]
 
     def append(self, k: Tensor, *rest: Tensor) -> None:
-        planes = len(self._stored + self._static)
+        planes = len(self._planes)
         given, cache = list(rest[:-planes]), self._cache(rest[-planes:])
         v = None if self._library.spec.cache.alias else given.pop(0)
-        params = {"rope_table": given.pop()} if len(given) > 1 else None
-        self._library.append(cache, k, v, *given, params=params)
+        params = {"rope_table": given.pop()} if self._library._turns else None
+        if self._library._by_request:
+            tables = dict(zip(("page_table", "kv_lens", "q_starts"), given, strict=True))
+            self._library.append(cache, k, v, **tables, params=params)
+        else:
+            self._library.append(cache, k, v, *given, params=params)
 
     def decode(self, q: Tensor, *rest: Any, **options: Any) -> Any:
         return self._attend(self._library.decode, q, rest, options)
@@ -83,7 +92,7 @@ class TorchOps:
         return self._attend(self._library.prefill, q, rest, options)
 
     def _attend(self, run: Callable[..., Any], q: Tensor, rest: tuple[Any, ...], options: Any) -> Any:
-        count, last = len(self._stored + self._static), 2 + len(self._params)
+        count, last = len(self._planes), 2 + len(self._params)
         cache, given = self._cache(rest[:count]), rest[count:]
         params = dict(zip(self._params, given[2:last], strict=True)) or None
         return run(q, cache, *given[:2], *given[last:], params=params, **options)

@@ -9,6 +9,8 @@ from kvgen.errors import ArgumentError, brief
 from kvgen.runtime.arguments import need_integers
 from kvgen.runtime.layers import new_layers
 from kvgen.runtime.model import Library, Model
+from kvgen.runtime.ops import CacheOps
+from kvgen.runtime.raw import distinct, most_rows
 from kvgen.runtime.request import Event, Request
 from kvgen.runtime.sampling import Greedy, Sampling, choose
 from kvgen.runtime.scheduler import Plan, Scheduler, Work
@@ -30,15 +32,21 @@ class Engine:
         max_batch: int = 64,
         chunk: int = 512,
         scales: Any = None,
+        means: Any = None,
+        raw_rows: int | None = None,
     ) -> None:
         """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together.
 
         ``library``: one for all layers of the model, or a sequence with one for each, where layers differ
-        (their page sizes may not). ``scales``: as for ``new_cache``, for formats whose scales are static.
-        Raises ``ArgumentError``.
+        (their page sizes may not). ``scales`` and ``means``: as for ``new_cache``, where the formats need
+        them. ``raw_rows``: pages with tokens that are kept as they came, at most; by default what
+        ``max_batch`` requests need. Raises ``ArgumentError``.
         """
         self.model = model
-        self.layers = new_layers(library, num_pages, layers=model.num_layers, scales=scales)
+        options = {"scales": scales, "means": means, "raw_rows": raw_rows}
+        if raw_rows is None:
+            options["raw_rows"] = _rows_of(library, num_pages, max_batch)
+        self.layers = new_layers(library, num_pages, layers=model.num_layers, **options)
         if not all(layer.library.spec.attention.causal for layer in self.layers):
             raise ArgumentError("attention.causal = False: an engine computes prompts in chunks; use causal")
         self.store = PageStore(self.layers)
@@ -118,6 +126,8 @@ class Engine:
             for _, rows in plan.work:
                 rows.sequence.truncate(rows.sequence.length - len(rows.tokens))
             raise
+        for _, rows in plan.work:
+            rows.sequence.settle()
         events = [Event(request.id, "preempted") for request in plan.preempted]
         for request, rows in plan.work:
             if not request.decoding:
@@ -198,6 +208,16 @@ class Engine:
             self._leave(request)
             events.append(Event(request.id, "finished", reason="stop" if token in request.stop else "length"))
         return events
+
+
+def _rows_of(library: Any, num_pages: Any, max_batch: Any) -> int | None:
+    """Raw rows for ``max_batch`` requests that grow token by token; None where nobody keeps tokens raw."""
+    each = library if isinstance(library, Sequence) else [library]
+    specs = distinct(own.spec for own in each if isinstance(own, CacheOps))
+    if not specs or not all(type(n) is int and n > 0 for n in (num_pages, max_batch)):
+        return None
+    at_rest, during = most_rows(specs)
+    return int(min(num_pages, max(max_batch * (at_rest + 1), during)))
 
 
 def _stops(stop: Iterable[int]) -> frozenset[int]:

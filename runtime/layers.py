@@ -30,11 +30,14 @@ def new_layers(
     *,
     layers: int,
     scales: Mapping[str, Tensor] | None = None,
+    means: Mapping[str, Tensor] | None = None,
+    raw_rows: int | None = None,
 ) -> tuple[Layer, ...]:
     """Zeroed caches of ``num_pages`` pages for ``layers`` layers; layers of one spec lie in one slab.
 
-    ``library``: one for all layers, or a sequence with the library of each. ``scales``: as for
-    ``new_cache``, for every layer. Raises ``ArgumentError``, also for libraries that cannot share pages.
+    ``library``: one for all layers, or a sequence with the library of each. ``scales`` and ``means``: as for
+    ``new_cache``, for every layer, or with a first dimension of layers; ``raw_rows``: for those that keep
+    tokens as they came. Raises ``ArgumentError``, also for libraries that cannot share pages.
     """
     each = list(library) if isinstance(library, Sequence) else [library] * layers
     if len(each) != layers:
@@ -48,9 +51,24 @@ def new_layers(
     made: dict[int, Layer] = {}
     for places in by_spec.values():
         own = each[places[0]]
-        caches = own.new_cache(num_pages, layers=len(places), scales=scales).layers
+        options: dict[str, Any] = {"raw_rows": raw_rows} if own.spec.cache.raw is not None else {}
+        given = {
+            name: _of_layers(values, places, layers)
+            for name, values in (("scales", scales), ("means", means))
+        }
+        caches = own.new_cache(num_pages, layers=len(places), **given, **options).layers
         made |= {at: Layer(own, cache) for at, cache in zip(places, caches, strict=True)}
     return tuple(made[at] for at in range(layers))
+
+
+def _of_layers(given: Any, places: list[int], layers: int) -> Any:
+    """Of tensors that have a first dimension of layers, those of ``places``."""
+    if len(places) == layers or not isinstance(given, Mapping):
+        return given
+    return {
+        name: value[places] if hasattr(value, "ndim") and value.ndim > 1 and len(value) == layers else value
+        for name, value in given.items()
+    }
 
 
 def _check_alike(libraries: Sequence[Any]) -> None:

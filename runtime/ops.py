@@ -18,6 +18,9 @@ from kvgen.runtime.base import Tensor, dtype_name, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
 from kvgen.runtime.cascade import cascade, cascade_workspace_bytes
 from kvgen.runtime.params import ROPE, SINK, bind
+from kvgen.runtime.raw import copy_rows
+from kvgen.runtime.raw_append import append_requests
+from kvgen.runtime.raw_checks import check_copied_rows
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +37,12 @@ class CacheOps(AttentionOps):
         cache: Cache,
         k_THD: Tensor,
         v_THD: Tensor | None,
-        slots_T: Tensor,
+        slots_T: Tensor | None = None,
         positions_T: Tensor | None = None,
         *,
+        page_table: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        q_starts: Tensor | None = None,
         params: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Write new keys and values into their slots, rotated and quantised as the spec says.
@@ -44,7 +50,15 @@ class CacheOps(AttentionOps):
         k (T, kv_heads, head_dim), v (T, kv_heads, v_head_dim): f32, bf16 or f16, the same type; v is None
         where the spec has V inside K. slots (T,) int64: page * page_size + offset; -1 skips the token.
         Where the spec rotates K here: positions (T,) int32 and ``params={"rope_table": self.rope_table(n)}``.
+
+        Where the spec keeps tokens as they came (``spec.cache.raw``), not slots but requests say where rows
+        go: page_table (B, P) int32, kv_lens (B,) int32 with the new tokens counted, and q_starts (B + 1,)
+        int32, the first new row of each request. Nor positions: they follow from the lengths.
         """
+        if self._by_request or not (page_table is kv_lens is q_starts is None):
+            tables = (page_table, kv_lens, q_starts)
+            append_requests(self, cache, k_THD, v_THD, slots_T, positions_T, tables, params)
+            return
         turns = self._turns
         if isinstance(cache, Cache) and cache.traced():
             given = [k_THD, v_THD, slots_T, positions_T, (params or {}).get(ROPE.name)]
@@ -56,22 +70,14 @@ class CacheOps(AttentionOps):
         calls = None
         if v_THD is not None and positions_T is None and params is None and not turns:
             calls = cache.calls if isinstance(cache, Cache) else None
-            if calls is not None and calls.append(self, k_THD, v_THD, slots_T):
+            if calls is not None and slots_T is not None and calls.append(self, k_THD, v_THD, slots_T):
                 return
         self._own(cache)
         import torch
 
-        att = self.spec.attention
-        floats = (torch.bfloat16, torch.float16, torch.float32)
-        check.need("k", k_THD, floats, ("T", att.kv_heads, att.head_dim), cache.device)
+        rows = self._rows(cache, k_THD, v_THD)
         tokens = k_THD.shape[0]
-        inputs = {"k": k_THD, "slots": slots_T}
-        if self.spec.cache.alias:
-            if v_THD is not None:
-                raise ArgumentError(f"v = {brief(v_THD)}: V is a part of K in this cache; give None")
-        else:
-            check.need("v", v_THD, (k_THD.dtype,), (tokens, att.kv_heads, att.v_head_dim), cache.device)
-            inputs["v"] = v_THD
+        inputs = {"k": k_THD, "slots": slots_T} | ({} if v_THD is None else {"v": v_THD})
         check.need("slots", slots_T, (torch.int64,), (tokens,), cache.device)
         turning = self._turning(positions_T, params, tokens, slots_T, cache)
         places.need_outside(inputs, cache.fields())
@@ -80,24 +86,31 @@ class CacheOps(AttentionOps):
         if not tokens:
             return
         kernel = self.kernel("append", dtype_name(k_THD.dtype))
-        values = {
-            **cache.arguments(),
-            "k_new": k_THD,
-            "k_new_stride_tok": k_THD.stride(0),
-            "k_new_stride_head": k_THD.stride(1),
-            "slots": slots_T,
-            "num_tokens": tokens,
-            **turning,
-        }
-        if v_THD is not None:
-            values |= {
-                "v_new": v_THD,
-                "v_new_stride_tok": v_THD.stride(0),
-                "v_new_stride_head": v_THD.stride(1),
-            }
+        values = {**cache.arguments(), **rows, "slots": slots_T, "num_tokens": tokens, **turning}
         kernel.launch(values)
         if calls is not None:
             self._remember("append", kernel, calls, (k_THD, v_THD, slots_T), (k_THD, v_THD, slots_T), values)
+
+    def _rows(self, cache: Cache, k: Tensor, v: Tensor | None) -> dict[str, Any]:
+        """The new rows by ABI name, after their checks."""
+        import torch
+
+        att = self.spec.attention
+        floats = (torch.bfloat16, torch.float16, torch.float32)
+        check.need("k", k, floats, ("T", att.kv_heads, att.head_dim), cache.device)
+        values = {"k_new": k, "k_new_stride_tok": k.stride(0), "k_new_stride_head": k.stride(1)}
+        if self.spec.cache.alias:
+            if v is not None:
+                raise ArgumentError(f"v = {brief(v)}: V is a part of K in this cache; give None")
+            return values
+        check.need("v", v, (k.dtype,), (k.shape[0], att.kv_heads, att.v_head_dim), cache.device)
+        assert v is not None
+        return values | {"v_new": v, "v_new_stride_tok": v.stride(0), "v_new_stride_head": v.stride(1)}
+
+    @cached_property
+    def _by_request(self) -> bool:
+        """Whether an append is told requests, not slots: some tokens become codes later than they come."""
+        return self.spec.cache.raw is not None
 
     @cached_property
     def _turns(self) -> bool:
@@ -191,7 +204,10 @@ class CacheOps(AttentionOps):
         return out, lse
 
     def copy(self, cache: Cache, src_pages: Tensor, dst_pages: Tensor) -> None:
-        """Copy whole pages (fork, copy-on-write): src_pages[i] -> dst_pages[i], both (N,) int32."""
+        """Copy whole pages (fork, copy-on-write): src_pages[i] -> dst_pages[i], both (N,) int32.
+
+        Tokens that are kept as they came go along: a page whose source has a raw row must have one too.
+        """
         if isinstance(cache, Cache) and cache.traced():
             cache.ops.copy(src_pages, dst_pages, *cache.planes.values())
             return
@@ -203,9 +219,13 @@ class CacheOps(AttentionOps):
         places.need_outside({"src_pages": src_pages, "dst_pages": dst_pages}, cache.fields())
         if self._checks_values(cache):
             check.check_copy(src_pages, dst_pages, cache.num_pages)
+            if self._by_request:
+                check_copied_rows(cache, src_pages, dst_pages)
         if src_pages.shape[0]:
             pairs = {"src_pages": src_pages, "dst_pages": dst_pages, "num_pairs": src_pages.shape[0]}
             self.kernel("copy").launch({**cache.arguments(), **pairs})
+            if self._by_request:
+                copy_rows(cache, src_pages, dst_pages)
 
     def gather(
         self,

@@ -58,12 +58,15 @@ class PagePool:
         for page in self._check(pages, "retain"):
             self._holders[page] += 1
 
-    def release(self, pages: Sequence[int]) -> None:
-        """One holder less for each of ``pages``; those that nobody holds any more are free."""
+    def release(self, pages: Sequence[int]) -> list[int]:
+        """One holder less for each of ``pages``; those that nobody holds any more are free, and returned."""
+        freed = []
         for page in self._check(pages, "release"):
             self._holders[page] -= 1
             if not self._holders[page]:
-                self._free.append(page)
+                freed.append(page)
+        self._free.extend(freed)
+        return freed
 
     def _check(self, pages: Sequence[int], what: str) -> list[int]:
         """``pages`` as held page ids, none of them twice."""

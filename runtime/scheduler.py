@@ -3,7 +3,9 @@
 Older requests go first in everything. A step has a budget of ``chunk`` tokens: decoding requests take one
 each, and prompts take the rest in the order of arrival, in pieces where they are longer. When pages run out
 the youngest request gives up its own and waits; it computes its tokens anew later. The oldest can thus
-always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains.
+always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains. Raw rows are
+counted like pages. Where tokens become codes in blocks, a piece of a prompt ends with a block if it can: what
+its queries see as codes depends on where it ends.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from operator import attrgetter
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arguments import INT64, need_integer
+from kvgen.runtime.raw import most_rows
 from kvgen.runtime.request import Request
 from kvgen.runtime.sequence import PageStore
 from kvgen.runtime.step import DECODE_ROWS, Rows
@@ -59,6 +62,11 @@ class Scheduler:
                 hint = f"give at most {limit - tokens}" if tokens < limit else "shorten the prompt"
                 total = f"{tokens + new} with the prompt's {tokens} tokens"
                 raise ArgumentError(f"max_new_tokens = {new}: {total}, but {holder} {limit}; {hint}")
+        rows = self.store.rows
+        most = min(most_rows(rows.specs)[1], self.store.pages(tokens + new))
+        if most > rows.total:
+            reason = f"a request of {tokens + new} tokens may hold {most} at a time"
+            raise ArgumentError(f"raw_rows = {rows.total}: {reason}; give at least {most}")
 
     def add(self, request: Request) -> None:
         """Take in a request: it runs at once if it has pages (a fork), else it waits for them."""
@@ -88,16 +96,20 @@ class Scheduler:
         plan.work.sort(key=lambda item: len(item[1].tokens) > DECODE_ROWS)
 
     def _fits(self, request: Request) -> bool:
-        """Whether all tokens of a waiting request fit, and a page more where it may come to need one."""
+        """Whether all tokens of a waiting request fit, and a page more where it may come to need one; raw
+        rows likewise."""
         if len(self.running) >= self.max_batch:
             return False
-        pages = self.store.pages
+        pages, rows = self.store.pages, self.store.rows
+        if rows.specs and min(most_rows(rows.specs)[0] + 1, pages(request.limit)) > rows.free:
+            return False
         return min(pages(len(request.tokens)) + 1, pages(request.limit)) <= self.store.pool.free
 
     def _schedule(self, request: Request, budget: int, plan: Plan) -> int:
         """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages."""
-        sequence, count = request.sequence, min(request.pending, budget)
-        while sequence.pages_needed(count) > self.store.pool.free:
+        sequence, count = request.sequence, self._piece(request, budget)
+        pool, raw = self.store.pool, self.store.rows
+        while sequence.pages_needed(count) > pool.free or sequence.rows_needed(count) > raw.free:
             victim = self.running.pop()
             victim.sequence.free()
             victim.decoding = False
@@ -111,3 +123,9 @@ class Scheduler:
         rows = Rows(sequence, request.tokens[start : start + count], sample=not request.pending)
         plan.work.append((request, rows))
         return count
+
+    def _piece(self, request: Request, budget: int) -> int:
+        """How many tokens a request computes next: up to ``budget``, to the end of a block where it stops."""
+        done, count = request.sequence.length, min(request.pending, budget)
+        over = (done + count) % self.store.rows.block
+        return count - over if over < count < request.pending else count

@@ -75,7 +75,7 @@ def test_a_copy_that_fails_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: Any) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(engine.store, "copy_page", fail)
+    monkeypatch.setattr(engine.store, "copy_pages", fail)
     with pytest.raises(RuntimeError, match="no compiler"):
         engine.step()
     monkeypatch.undo()

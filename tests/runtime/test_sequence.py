@@ -96,7 +96,7 @@ def test_a_copy_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: Any) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(store, "copy_page", fail)
+    monkeypatch.setattr(store, "copy_pages", fail)
     with pytest.raises(RuntimeError, match="no compiler"):
         child.reserve(6)
     assert store.pool.used == 1 and child.length == 3

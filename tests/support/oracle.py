@@ -14,6 +14,7 @@ import torch
 from kvgen import reference
 from kvgen.ir import Spec
 from kvgen.passes.place import place
+from kvgen.runtime import adopt as runtime_adopt
 from kvgen.runtime import cache as runtime_cache
 from kvgen.runtime.cache import Cache, torch_dtype
 
@@ -38,7 +39,7 @@ class OracleLibrary:
         return runtime_cache.new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers)
 
     def adopt(self, *, scales: Any = None, **planes: torch.Tensor) -> Cache:
-        return runtime_cache.adopt(self.spec, self.record, scales=scales, **planes)
+        return runtime_adopt.adopt(self.spec, self.record, scales=scales, **planes)
 
     def append(
         self,
