@@ -52,7 +52,8 @@ class OpsBase:
     def __repr__(self) -> str:
         att, cache = self.spec.attention, self.spec.cache
         heads = f"{att.q_heads} query and {att.kv_heads} KV heads of {att.head_dim}"
-        stored = f"K {cache.k.format}, V {'inside K' if cache.alias else cache.v.format}"
+        k, v = (" + ".join(part.quant.format for part in self.spec.segments(side)) for side in "kv")
+        stored = f"K {k}, V {'inside K' if cache.alias else v}"
         return f"{type(self).__name__}({self.spec.name}: {heads}, {stored}, pages of {cache.page_size})"
 
     @property

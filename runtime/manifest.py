@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.errors import ToolchainError, brief
-from kvgen.ir import PageRecord, Schedule, Spec
+from kvgen.ir import CODECS, Codec, PageRecord, Schedule, Spec
+from kvgen.ir.codec import register
 from kvgen.ir.plan import Arg
 
 SCHEMA = 2
@@ -82,9 +83,11 @@ class Manifest:
 
     def dump(self) -> str:
         """The manifest's text."""
+        codecs = carried(self.spec)
         body = {
             "schema": SCHEMA,
             "kvgen": self.kvgen,
+            **({"codecs": [codec.to_dict() for codec in codecs]} if codecs else {}),
             "spec": self.spec.to_dict(),
             "spec_sha256": self.spec.hash,
             "page_record": self.record.to_dict(),
@@ -103,8 +106,27 @@ def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"sha256": hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest in ``folder``; ``ToolchainError`` says what is wrong with it."""
+def carried(spec: Spec) -> tuple[Codec, ...]:
+    """The codecs of ``spec`` whose definitions travel with it: all but those that every kvgen has kernels of
+    its own for. Another process, or another version, may not know them, or know others of the same name."""
+    used = {p.quant.format for side in spec.cache.fields for p in spec.segments(side)}
+    return tuple(CODECS[name] for name in sorted(used) if not CODECS[name].fast)
+
+
+def _learn(path: Path, codecs: Any) -> None:
+    """Make the codecs of a manifest known; ``ToolchainError`` where a name means something else here."""
+    for values in codecs:
+        codec = Codec.from_dict(values)
+        known = CODECS.get(codec.name)
+        if known is None:
+            register(codec)
+        elif known != codec:
+            reason = f"its codec {codec.name!r} is not the one that is registered here under that name"
+            raise ToolchainError(f"{path}: {reason}; export again, or load it in a process of its own")
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """The values of the manifest in ``folder``, as written; ``ToolchainError`` where they are not."""
     path = folder / NAME
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +141,17 @@ def read_manifest(folder: Path) -> Manifest:
         raise ToolchainError(f"{path}: schema {has}, and this loader reads {SCHEMA}; export again")
     if found != sealed(found):
         raise ToolchainError(f"{path}: not what was written (its sha256 differs); export again")
+    return found
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in ``folder``; ``ToolchainError`` says what is wrong with it.
+
+    Codecs that it brings along are registered for the rest of the process.
+    """
+    path, found = folder / NAME, read_body(folder)
     try:
+        _learn(path, found.get("codecs", ()))
         manifest = Manifest(
             found["kvgen"],
             Spec.from_dict(found["spec"]),

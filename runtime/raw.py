@@ -59,8 +59,19 @@ class RawRows:
         return int(self._rows[page])
 
     def pages(self, length: int) -> set[int]:
-        """Indices into a request's page table of the pages that need a row at ``length`` tokens."""
+        """Indices into a request's page table of the pages that may keep a row at ``length`` tokens: those
+        that need one, and one where an open block is about to begin."""
         return {index for spec in self.specs for index in spec.pages(length)}
+
+    def needed(self, length: int) -> set[int]:
+        """Indices of the pages that need a row at ``length`` tokens: those that hold raw ones."""
+        found: set[int] = set()
+        for spec in self.specs:
+            open_end, size = spec.closed_end(length), spec.page_size
+            found |= set(range(-(-min(spec.keep_first, length) // size)))
+            if open_end < length:
+                found |= set(range(open_end // size, -(-length // size)))
+        return found
 
     def written(self, old: int, new: int) -> set[int]:
         """Indices of the pages that an append from ``old`` to ``new`` tokens writes to in some layer: those

@@ -186,7 +186,7 @@ class PagedSequence:
         rows = self.store.rows
         if not rows.specs:
             return []
-        wanted = rows.pages(length)
+        wanted = rows.needed(length)
         has = {i for i in wanted.union(shared) if i < self.num_pages and rows.row(int(self._ids[i])) >= 0}
         return sorted((wanted - has) | (set(shared) & (wanted | has)))
 

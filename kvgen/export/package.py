@@ -19,6 +19,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,17 @@ def export(
     manifest = manifests.Manifest(__version__, spec, place(spec), kernels, steps)
     files[manifests.NAME] = manifest.dump().encode()
     files |= {path: text.encode() for path, text in vendored(package, __version__).items()}
-    context = {"package": package, "manifest": manifest, "spec": spec}
+    context = {"package": package, "manifest": manifest, "spec": spec, "storage": partial(storage, spec)}
     files["__init__.py"] = _render("__init__.py", context)
     whole = {f"{package}/{path}": data for path, data in files.items()}
     whole |= {path: _render(path, context) for path in PROJECT_FILES}
     _write(folder, whole, former)
     return Package(folder, package, manifest, len(whole), sum(map(len, whole.values())))
+
+
+def storage(spec: Spec, side: str) -> str:
+    """The formats of ``"k"`` or ``"v"``, in words."""
+    return " + ".join(part.quant.format for part in spec.segments(side))
 
 
 def _one_layout(spec: Spec, targets: Sequence[str]) -> Spec:
@@ -164,10 +170,11 @@ def check_folder(folder: Path, *, force: bool) -> tuple[Path, ...]:
 def is_export(folder: Path) -> bool:
     """Whether a folder is a package that ``export`` wrote, with nothing added."""
     try:
-        manifest = manifests.read_manifest(folder)
+        # What it means does not matter here: a codec of its may mean something else by now.
+        targets = manifests.read_body(folder)["targets"]
     except ToolchainError:
         return False
-    files = {file.path for of in manifest.targets.values() for k in of for file in (k.source, *k.binaries)}
+    files = {file["path"] for of in targets.values() for k in of for file in (k["source"], *k["binaries"])}
     files |= {"__init__.py", manifests.NAME}
     found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return all(
