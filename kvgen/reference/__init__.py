@@ -7,7 +7,7 @@ Imports neither torch nor triton. Arrays are numpy; bf16 travels as ``uint16`` (
 """
 
 from kvgen.reference.attend import add_sink, attend, merge
-from kvgen.reference.cache import append, copy, decode, gather, keys_to_attend, prefill
+from kvgen.reference.cache import append, append_requests, copy, decode, gather, keys_to_attend, prefill
 from kvgen.reference.codec import (
     bf16_to_f32,
     decode_values,
@@ -20,6 +20,7 @@ from kvgen.reference.codec import (
 )
 from kvgen.reference.layout import new_pools, pack, unpack, view
 from kvgen.reference.quantised import weights_bound
+from kvgen.reference.raw import reopen
 from kvgen.reference.rope import rope_table, rotate
 from kvgen.reference.terms import Terms
 
@@ -27,6 +28,7 @@ __all__ = [
     "Terms",
     "add_sink",
     "append",
+    "append_requests",
     "attend",
     "bf16_to_f32",
     "copy",
@@ -42,6 +44,7 @@ __all__ = [
     "new_pools",
     "pack",
     "prefill",
+    "reopen",
     "rope_table",
     "rotate",
     "store_float",

@@ -14,18 +14,11 @@ import numpy as np
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
 from kvgen.reference.attend import attend
-from kvgen.reference.codec import (
-    NUMPY,
-    Array,
-    decode_values,
-    encode_rows,
-    encode_static,
-    int8_rows,
-    store_float,
-    widen,
-)
-from kvgen.reference.layout import Pools, join, view
+from kvgen.reference.codec import Array, int8_rows
+from kvgen.reference.layout import Pools, view
+from kvgen.reference.raw import append_raw, read_raw
 from kvgen.reference.rope import rotate
+from kvgen.reference.stored import from_stored, read_pages, to_stored, write_rows
 from kvgen.reference.terms import Terms
 
 Ints = Sequence[int] | Array
@@ -43,6 +36,7 @@ def append(
     slots_T: Ints,
     *,
     scales: Scales = None,
+    means: Scales = None,
     positions_T: Ints | None = None,
     params: Params = None,
 ) -> None:
@@ -62,26 +56,57 @@ def append(
     if len(np.unique(slots[live])) != live.sum():
         raise ArgumentError("the same slot twice in one append")
     page, tok = np.divmod(slots[live], size)
+    rows = _checked_rows(spec, k_THD, v_THD, len(slots))
+    table = param_of(params, "rope_table") if att.rope and att.rope.stored == "post" else None
+    if table is not None and positions_T is None:
+        raise ArgumentError("positions_T is missing: this spec rotates K at append")
+    positions = None if positions_T is None else np.asarray(positions_T)[live]
+    for field in spec.cache.fields:
+        x = to_stored(spec, field, rows[field][live], means, positions, table)
+        for part in spec.segments(field):
+            own = x[..., part.start : part.start + part.size]
+            write_rows(spec, record, pools, num_pages, part, own, (page, tok), scales)
+
+
+def append_requests(
+    spec: Spec,
+    record: PageRecord,
+    pools: Pools,
+    num_pages: int,
+    k_THD: Array,
+    v_THD: Array | None,
+    page_table: Sequence[Ints] | Array,
+    kv_lens: Ints,
+    q_starts: Ints,
+    raw_rows: Array,
+    *,
+    scales: Scales = None,
+    means: Scales = None,
+    params: Params = None,
+) -> None:
+    """``append`` for specs that keep raw rows: tokens of requests, ``kv_lens`` [B] counted after it, rows
+    ``q_starts[b]`` to ``q_starts[b + 1]`` being those of request b. See ``kvgen.reference.raw``."""
+    rope = spec.attention.rope
+    table = param_of(params, "rope_table") if rope and rope.stored == "post" else None
+    rows = _checked_rows(spec, k_THD, v_THD, len(k_THD))
+    append_raw(
+        spec, record, pools, num_pages, rows, page_table, kv_lens, q_starts, raw_rows,
+        scales=scales, means=means, rope_table=table,
+    )  # fmt: skip
+
+
+def _checked_rows(spec: Spec, k_THD: Array, v_THD: Array | None, tokens: int) -> dict[str, Array]:
+    """New rows by field; ``ArgumentError`` for one of another shape."""
+    att = spec.attention
     given = {"k": (k_THD, att.head_dim), "v": (v_THD, att.v_head_dim)}
+    found = {}
     for field in spec.cache.fields:
         rows, width = given[field]
-        if rows is None or rows.shape != (len(slots), att.kv_heads, width):
+        if rows is None or rows.shape != (tokens, att.kv_heads, width):
             shape = None if rows is None else rows.shape
-            raise ArgumentError(f"{field} {shape}: expected {(len(slots), att.kv_heads, width)}")
-        quant = spec.cache.quant(field)
-        x = widen(rows[live]).astype(np.float32)
-        if field == "k" and att.rope and att.rope.stored == "post":
-            if positions_T is None:
-                raise ArgumentError("positions_T is missing: this spec rotates K at append")
-            x = rotate(x, param_of(params, "rope_table")[np.asarray(positions_T)[live]], att.rope)
-        if not quant.fmt.scaled:
-            codes = store_float(x, quant.fmt.storage)
-        elif quant.static_scale:
-            codes = encode_static(x, _static(spec, field, scales), quant.format)
-        else:
-            codes, found = encode_rows(x, quant.format, quant.d_block)
-            _scatter(view(pools, record, f"{field}_scale", num_pages), page, tok, found)
-        _scatter(view(pools, record, field, num_pages), page, tok, codes)
+            raise ArgumentError(f"{field} {shape}: expected {(tokens, att.kv_heads, width)}")
+        found[field] = rows
+    return found
 
 
 def copy(record: PageRecord, pools: Pools, num_pages: int, sources: Ints, destinations: Ints) -> None:
@@ -112,6 +137,8 @@ def gather(
     kv_lens: Ints,
     *,
     scales: Scales = None,
+    means: Scales = None,
+    raw_rows: Array | None = None,
 ) -> tuple[list[Array], list[Array]]:
     """The stored values of each request: lists of k f64 [len, kv_heads, d] and v f64 [len, kv_heads, v_d].
 
@@ -131,9 +158,15 @@ def gather(
             raise ArgumentError(f"request {b}: page ids {pages.tolist()} must lie in 0 to {num_pages - 1}")
         for field in spec.cache.fields:
             rows = found[field]
-            values = _values(spec, record, pools, num_pages, field, pages, scales)  # [page, head, tok, d]
+            values = read_pages(spec, record, pools, num_pages, field, pages, scales)  # [page, head, tok, d]
             heads, width = values.shape[1], values.shape[3]
-            rows.append(values.transpose(0, 2, 1, 3).reshape(need * size, heads, width)[:length])
+            stored = values.transpose(0, 2, 1, 3).reshape(need * size, heads, width)[:length]
+            if spec.cache.raw is not None:
+                if raw_rows is None:
+                    raise ArgumentError("raw_rows is missing: this spec keeps tokens as they came")
+                for token, row in read_raw(spec, record, pools, field, pages, length, raw_rows).items():
+                    stored[token] = row
+            rows.append(from_stored(spec, field, stored.transpose(1, 0, 2), means).transpose(1, 0, 2))
     if spec.cache.alias:
         return found["k"], [rows[..., : spec.attention.v_head_dim] for rows in found["k"]]
     return found["k"], found["v"]
@@ -159,6 +192,8 @@ def prefill(
     q_starts: Ints,
     *,
     scales: Scales = None,
+    means: Scales = None,
+    raw_rows: Array | None = None,
     kv_first: Ints | None = None,
     scale: float | None = None,
     params: Params = None,
@@ -177,7 +212,9 @@ def prefill(
         raise ArgumentError(f"q {q_THD.shape}: expected [total_q, {att.q_heads}, {att.head_dim}]")
     if len(kv_lens) == 0 and len(q_THD) == 0:
         return np.zeros((0, att.q_heads, att.v_head_dim)), np.zeros((0, att.q_heads))
-    keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales)
+    keys, values = gather(
+        spec, record, pools, num_pages, page_table, kv_lens, scales=scales, means=means, raw_rows=raw_rows
+    )
     factor = att.scale if scale is None else scale
     return attend(
         int8_rows(q_THD) if att.qk == "int8" else q_THD,
@@ -202,6 +239,8 @@ def decode(
     q_starts: Ints | None = None,
     *,
     scales: Scales = None,
+    means: Scales = None,
+    raw_rows: Array | None = None,
     kv_first: Ints | None = None,
     scale: float | None = None,
     params: Params = None,
@@ -219,6 +258,8 @@ def decode(
         q_THD,
         starts,
         scales=scales,
+        means=means,
+        raw_rows=raw_rows,
         kv_first=kv_first,
         scale=scale,
         params=params,
@@ -226,42 +267,8 @@ def decode(
     )
 
 
-def _values(
-    spec: Spec, record: PageRecord, pools: Pools, num_pages: int, field: str, pages: Array, scales: Scales
-) -> Array:
-    """f64 [page, head, tok, d]: what the given pages of K or V stand for."""
-    quant = spec.cache.quant(field)
-    codes = join(view(pools, record, field, num_pages)[pages])
-    if quant.static_scale:
-        scale = np.broadcast_to(_static(spec, field, scales), (codes.shape[1],))[:, None]  # [head, tok]
-        return decode_values(codes, quant.format, scale)
-    if quant.fmt.scaled:
-        stored = join(view(pools, record, f"{field}_scale", num_pages)[pages])
-        if quant.d_block is None:
-            stored = stored[..., 0]
-        return decode_values(codes, quant.format, stored, quant.d_block)
-    return decode_values(codes, quant.format)
-
-
 def param_of(params: Params, name: str) -> Array:
     """The parameter called ``name``; ``ArgumentError`` where it was not given."""
     if params is None or name not in params:
         raise ArgumentError(f"params[{name!r}] is missing: this spec reads it")
     return params[name]
-
-
-def _static(spec: Spec, field: str, scales: Scales) -> Array:
-    quant = spec.cache.quant(field)
-    if scales is None or field not in scales:
-        raise ArgumentError(f"scales[{field!r}] is missing: {quant.format} has no token in its group")
-    scale: Array = np.asarray(scales[field], dtype=NUMPY[quant.scale_dtype])
-    want = (spec.attention.kv_heads,) if "head" in quant.scale_dims else ()
-    if scale.shape != want:
-        raise ArgumentError(f"scales[{field!r}] {scale.shape}: expected {want}")
-    return scale
-
-
-def _scatter(target: Array, page: Array, tok: Array, rows: Array) -> None:
-    """Write rows [T, head, d] (or [T, head]) into a view [page, head, tok_o, tok_i, d_o, d_i]."""
-    _, heads, _, ti, do, di = target.shape
-    target[page, :, tok // ti, tok % ti] = rows.reshape(len(page), heads, do, di)

@@ -57,6 +57,14 @@ def view(pools: Pools, record: PageRecord, name: str, num_pages: int) -> Array:
     return np.ndarray(tuple(shape), NUMPY[plane.dtype], buffer, plane.offset.at(num_pages), tuple(strides))
 
 
+def raw_view(pools: Pools, record: PageRecord, name: str) -> Array:
+    """``k_raw`` or ``v_raw`` as a view [raw row, head, tok, d] of its storage type over ``pools["raw"]``."""
+    plane, slab = record.plane(name), pools["raw"]
+    rows = len(slab) // record.raw_bytes()
+    shape, strides = (rows, *plane.shape(rows)[1:]), tuple(a.stride.at(rows) for a in plane.axes)
+    return np.ndarray(shape, NUMPY[plane.dtype], slab, plane.offset.fixed, strides)
+
+
 def join(array: Array) -> Array:
     """[page, head, tok_o, tok_i, d_o, d_i] -> [page, head, tok, d] with the splits rejoined (may copy)."""
     pages, heads, to, ti, do, di = array.shape
