@@ -149,7 +149,7 @@ class PageRecord:
 
     def raw_bytes(self) -> int:
         """Bytes of one raw row: a page's tokens as they came."""
-        return sum(plane.page.stride.fixed for plane in self.raw)
+        return self.raw[0].page.stride.fixed if self.raw else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: enough for someone else's allocator to lay the cache out. Counts are bytes."""
