@@ -157,7 +157,7 @@ def new_cache(
     align = max(64, record.align)
     sizes = {pool: size.at(num_pages) for pool, size in record.pools}
     if record.raw:
-        sizes["raw"] = rows * record.raw[0].page.stride.fixed
+        sizes["raw"] = rows * record.raw_bytes()
     steps = {pool: -(-size // align) * align for pool, size in sizes.items()}
     try:
         slabs = {pool: _allocate(step * layers, align, device) for pool, step in steps.items()}

@@ -59,6 +59,6 @@ def footprint(spec: Spec, record: PageRecord) -> Footprint:
             items *= placed.extent or 1
         held[plane.name.endswith(SCALES)] += items * plane.itemsize
     padding = record.page_bytes() - held[True] - held[False]
-    raw_row = record.raw[0].page.stride.fixed if record.raw else 0
+    raw_row = record.raw_bytes()
     elements = att.kv_heads * sum(widths[field] for field in spec.cache.fields)
     return Footprint(elements, size, held[False] / size, held[True] / size, padding / size, raw_row)
