@@ -146,7 +146,7 @@ def _weights_slack(library: Library, op: str, variant: str, scene: scenes.Scene)
     tile = int(library.kernel(op, variant).plan.constant("TILE"))
     where = (library.spec, library.record, scene.pools, scene.num_pages, scene.pages, scene.kv_lens)
     given = (*where, scene.q, scene.starts, tile)
-    return reference.weights_bound(*given, scales=scene.scales, params=scene.params)
+    return reference.weights_bound(*given, **scene.known, params=scene.params)
 
 
 def _compare(

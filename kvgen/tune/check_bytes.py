@@ -11,28 +11,40 @@ from typing import Any
 import numpy as np
 
 from kvgen import reference
+from kvgen.ir import QuantSpec, Spec
 from kvgen.library import Library
 from kvgen.reference.codec import NUMPY, Array
 from kvgen.runtime.cache import torch_dtype
+from kvgen.tune import check_raw
 from kvgen.tune import scene as scenes
 from kvgen.tune.call_params import angles, as_tensors
 from kvgen.tune.check_cases import PROGRAMS
+from kvgen.tune.given import given_means, given_scales
+from kvgen.tune.raw_rows import raw_pool
 
 FILL = 0xA5
 """Byte of a cache before an append: no type reads it as NaN, so any change shows."""
+
+READ = {"f32": 1e-6, "f16": 1e-3, "bf16": 8e-3}
+"""Error over the largest value of a row that gather may make, by the type it returns, where a value is more
+than a code times a scale: a sum rounds, and may round to the neighbour in a 16-bit type."""
 
 Found = Iterator[tuple[str, int, str]]
 
 
 def append(library: Library, variant: str, seed: int) -> Found:
-    """Rows of every kind into permuted slots, some skipped, few and many."""
+    """Rows of every kind into permuted slots, some skipped, few and many; or by requests (``check_raw``)."""
+    if library.spec.cache.raw is not None:
+        for name, cache, pools, pages in check_raw.append(library, variant, seed, _hard_rows, FILL):
+            yield _same(library, name, cache, pools, pages)
+        return
     spec, size, rng = library.spec, library.spec.cache.page_size, np.random.default_rng(seed)
     att = spec.attention
     many = max(24, 1100 // att.kv_heads)  # above the row counts from which threads share the work
     if library.target.interpreted:
         rows = library.kernel("append", variant).plan.schedule.int("rows")
         many = min(many, max(1, PROGRAMS * rows // att.kv_heads))
-    scales = scenes.static_scales(library)
+    scales, means = given_scales(spec), given_means(spec)
     for tokens in (1, 3, many):
         pages = -(-tokens // size) + 3
         slots = rng.permutation(pages * size)[:tokens].astype(np.int64)
@@ -46,22 +58,22 @@ def append(library: Library, variant: str, seed: int) -> Found:
             for width in (att.head_dim, att.v_head_dim)
         )
         pools = reference.new_pools(library.record, pages, FILL)
-        cache = scenes.cache_from(library, pools, pages, scales)
+        cache = scenes.cache_from(library, pools, pages, scales, means)
         device = cache.device
         values = None if spec.cache.alias else scenes.padded(v, variant, device)
         given: list[Any] = [scenes.padded(k, variant, device), values, scenes.to_torch(slots, "i64", device)]
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = scenes.known(scales, means, None)
         if att.rope and att.rope.stored == "post":
             place = rng.integers(0, 500, len(slots)).astype(np.int32)
             place[slots < 0] = 2**31 - 1  # of a token that is skipped, no row of the table is read
             params = {"rope_table": angles(spec, 500)}
-            options = {"positions_T": place, "params": params}
+            options |= {"positions_T": place, "params": params}
             given.append(scenes.to_torch(place, "i32", device))
             library.append(cache, *given, params=as_tensors(params, device))
         else:
             library.append(cache, *given)
         x = None if spec.cache.alias else v
-        reference.append(spec, library.record, pools, pages, k, x, slots, scales=scales, **options)
+        reference.append(spec, library.record, pools, pages, k, x, slots, **options)
         yield _same(library, f"append of {tokens} {variant} tokens", cache, pools, pages)
 
 
@@ -73,14 +85,26 @@ def copy(library: Library, variant: str, seed: int) -> Found:
         order = rng.permutation(pages)
         src, dst = order[:pairs].copy(), order[pairs : 2 * pairs]
         src[-1] = src[0]
-        pools = reference.new_pools(library.record, pages)
+        held = pages if library.spec.cache.raw is not None else 0
+        pools = reference.new_pools(library.record, pages) | raw_pool(library.record, held)
         for data in pools.values():
             data[:] = rng.integers(0, 256, data.shape, np.uint8)
-        cache = scenes.cache_from(library, pools, pages, scenes.static_scales(library))
+        # Every second page of those that are copied has a raw row, and so has what it is copied to.
+        raw_rows = rng.permutation(pages).astype(np.int32) if held else None
+        if raw_rows is not None:
+            raw_rows[np.concatenate([src, dst])[::2]] = -1
+            raw_rows[dst[raw_rows[src] < 0]] = -1
+        given = (given_scales(library.spec), given_means(library.spec), raw_rows)
+        cache = scenes.cache_from(library, pools, pages, *given)
         library.copy(
             cache, *(scenes.to_torch(ids.astype(np.int32), "i32", cache.device) for ids in (src, dst))
         )
         reference.copy(library.record, pools, pages, src, dst)
+        if raw_rows is not None:
+            rows = pools["raw"].reshape(held, -1)
+            for a, b in zip(raw_rows[src], raw_rows[dst], strict=True):
+                if a >= 0 and b >= 0:
+                    rows[b] = rows[a]
         yield _same(library, f"copy of {pairs} pages", cache, pools, pages, strict=True)
 
 
@@ -102,7 +126,7 @@ def gather(library: Library, variant: str, seed: int) -> Found:
             k, _ = library.gather(cache, scene.table(cache.device), lengths, dtype=dtype)
             stored = np.concatenate([w.astype(np.float32) for w in scene.keys_and_values()[0]])
             expected = reference.store_float(stored, variant)
-            yield name, _differing({"x": scenes.from_torch(k, variant)}, {"x": expected}), ""
+            yield name, _unlike(library.spec, "k", scenes.from_torch(k, variant), expected, variant), ""
             continue
         outs = [
             scenes.Guarded((total, att.kv_heads, width), variant, cache.device)
@@ -110,10 +134,10 @@ def gather(library: Library, variant: str, seed: int) -> Found:
         ]
         library.gather(cache, scene.table(cache.device), lengths, out=(outs[0].tensor, outs[1].tensor))
         wrong, message = 0, ""
-        for out, want in zip(outs, scene.keys_and_values(), strict=True):
+        for side, out, want in zip("kv", outs, scene.keys_and_values(), strict=True):
             found, intact = out.read()
             rows = np.concatenate([w.astype(np.float32) for w in want]) if want else found
-            wrong += _differing({"x": found}, {"x": reference.store_float(rows, variant)})
+            wrong += _unlike(library.spec, side, found, reference.store_float(rows, variant), variant)
             message = message or ("" if intact else "it wrote outside its outputs")
         for pool, data in scenes.bytes_of(cache).items():
             if (data[: len(scene.pools[pool])] != scene.pools[pool]).any():
@@ -152,13 +176,29 @@ def _same(
     """Compare all bytes of a cache with the oracle's; two NaN count as equal unless ``strict``."""
     found = {pool: data[: len(pools[pool])] for pool, data in scenes.bytes_of(cache).items()}
     if not strict:
-        for plane in library.record.planes:
-            if plane.dtype in ("int8", "int4x2", "e4m3"):
+        for plane in library.record.planes + library.record.raw:
+            if plane.dtype not in ("f32", "bf16", "f16"):
                 continue
             ours, theirs = (reference.view(p, library.record, plane.name, pages) for p in (found, pools))
             both = _is_nan(ours) & _is_nan(theirs)
             ours[both] = theirs[both]
     return name, _differing(found, pools), ""
+
+
+def exactly_read(quant: QuantSpec) -> bool:
+    """Whether a value is one product, rounded once: the same bits whoever multiplies."""
+    parts = [own for _, own in quant.segments] or [quant]
+    sums = any(part.affine or part.outer is not None for part in parts)
+    return not (sums or quant.transform or quant.mean)
+
+
+def _unlike(spec: Spec, side: str, found: Array, want: Array, dtype: str) -> int:
+    """Elements [T, H, D] that are wrong: by a bit, or by more than ``READ`` where no bits are promised."""
+    if exactly_read(spec.cache.quant(side)):
+        return _differing({"x": found}, {"x": want})
+    ours, theirs = reference.widen(found), reference.widen(want)
+    size = np.abs(theirs).max(axis=-1, initial=0.0, keepdims=True)
+    return int((~(np.abs(ours - theirs) <= READ[dtype] * size)).sum())
 
 
 def _differing(found: Mapping[str, Array], want: Mapping[str, Array]) -> int:

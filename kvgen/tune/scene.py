@@ -17,10 +17,12 @@ from kvgen import reference
 from kvgen.library import Library
 from kvgen.reference.codec import NUMPY, Array
 from kvgen.tune.call_params import angles, call_params
+from kvgen.tune.given import as_given, given_means, given_scales
+from kvgen.tune.raw_rows import raw_pool, raw_rows_of, shareable
 
 CODE_POISON = {"int8": 0x81, "int4x2": 0x99}
 """Byte of unowned integer codes, by storage type: -127, or twice -7, the largest magnitude (scales that the
-cache holds are NaN there)."""
+cache holds are NaN there). Every other type's is 0xFF: NaN, or the last code."""
 
 HUGE_IDS = (2**31 - 1, -(2**31), 1 << 24)
 """What stands in a page table after a request's last page."""
@@ -50,8 +52,10 @@ class Scene:
         self.q_lens, self.kv_lens = list(q_lens), list(kv_lens)
         self.starts = np.concatenate([[0], np.cumsum(self.q_lens)]).astype(np.int32)
         self._assign_pages()
-        self.scales = static_scales(library)
-        self.pools = poisoned_pools(library, self.num_pages)
+        self.scales, self.means = given_scales(self.spec), given_means(self.spec)
+        raw = self.spec.cache.raw
+        self.raw_rows, self.num_raw = raw_rows_of(raw, self.pages, self.kv_lens, self.num_pages, seed)
+        self.pools = poisoned_pools(library, self.num_pages, self.num_raw)
         att = self.spec.attention
         q = self.rng.standard_normal((int(self.starts[-1]), att.q_heads, att.head_dim)).astype(np.float32)
         if negative is not None:
@@ -65,10 +69,13 @@ class Scene:
 
     def _assign_pages(self) -> None:
         """Give every second request the pages of the longest one as its prefix, its last page excepted."""
-        size = self.spec.cache.page_size
+        size, raw = self.spec.cache.page_size, self.spec.cache.raw
         counts = [-(-n // size) for n in self.kv_lens]
         longest = int(np.argmax(self.kv_lens)) if self.kv_lens else 0
-        shared = [max(0, count - 1) if b % 2 == 0 and b != longest else 0 for b, count in enumerate(counts)]
+        shared = [
+            shareable(raw, self.kv_lens[b], max(0, count - 1), size) if b % 2 == 0 and b != longest else 0
+            for b, count in enumerate(counts)
+        ]
         private = sum(counts) - sum(shared)
         self.num_pages = private + 4
         ids = self.rng.permutation(self.num_pages)[:private].tolist()
@@ -102,13 +109,27 @@ class Scene:
                 weight = math.log(max(2, len(own))) + 0.5
                 norm = (row**2).sum(axis=-1, keepdims=True) * att.scale
                 rows["k"][at[t]] = row * (weight / np.maximum(norm, 1e-3))
-        where = (self.spec, self.record, self.pools, self.num_pages)
-        given: dict[str, Any] = {"scales": self.scales}
+        given: dict[str, Any] = self.known
         if att.rope and att.rope.stored == "post":
             longest = int(place.max(initial=0)) + 1
-            given |= {"positions_T": place, "params": {"rope_table": angles(self.spec, longest)}}
+            given = given | {"params": {"rope_table": angles(self.spec, longest)}}
+        where = (self.spec, self.record, self.pools, self.num_pages)
         v = None if self.spec.cache.alias else rows["v"]
-        reference.append(*where, rows["k"], v, slots, **given)
+        if self.raw_rows is None:
+            if "params" in given:
+                given = given | {"positions_T": place}
+            reference.append(*where, rows["k"], v, slots, **given)
+            return
+        for pages, own in zip(self.pages, slot_lists, strict=True):
+            # One by one, from the first token on: what they share is written again, and comes out the same.
+            at, n = np.searchsorted(slots, own), len(own)
+            new = (rows["k"][at], None if v is None else v[at])
+            reference.append_requests(*where, *new, [pages], [n], [0, n], **given)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the oracle's ops take beside the buffers."""
+        return known(self.scales, self.means, self.raw_rows)
 
     def _loud(self, b: int, edges: Sequence[int]) -> list[tuple[int, int]]:
         """(key, query) pairs: the first key that a query must not see, the last that it must, tile edges."""
@@ -133,15 +154,19 @@ class Scene:
             seen.update(pages[i] for i in np.unique(np.flatnonzero(keys) // size))
         gone = sorted(used - seen) if any(self.q_lens) else []
         if gone:
-            poison = poisoned_pools(self.library, self.num_pages)
+            poison = poisoned_pools(self.library, self.num_pages, self.num_raw)
             for plane in self.record.planes:
                 reference.view(self.pools, self.record, plane.name, self.num_pages)[gone] = reference.view(
                     poison, self.record, plane.name, self.num_pages
                 )[gone]
+            if self.raw_rows is not None:
+                rows = [row for row in self.raw_rows[gone] if row >= 0]
+                self.pools["raw"].reshape(self.num_raw, -1)[rows] = 0xFF
 
     def cache(self) -> Any:
         """A ``Cache`` of the library that holds these bytes."""
-        return cache_from(self.library, self.pools, self.num_pages, self.scales)
+        given = (self.scales, self.means, self.raw_rows)
+        return cache_from(self.library, self.pools, self.num_pages, *given)
 
     def table(self, device: Any) -> Any:
         """(B, P) int32 with rows wider than any request needs, ids that fault in their tails, padded rows."""
@@ -153,28 +178,21 @@ class Scene:
 
     def keys_and_values(self) -> tuple[list[Array], list[Array]]:
         """What the requests' pages stand for, f64 [len, kv_heads, d] each."""
-        return reference.gather(
-            self.spec, self.record, self.pools, self.num_pages, self.pages, self.kv_lens, scales=self.scales
-        )
+        where = (self.spec, self.record, self.pools, self.num_pages, self.pages, self.kv_lens)
+        return reference.gather(*where, **self.known)
 
 
-def static_scales(library: Library) -> dict[str, Array]:
-    """Scales for the fields that need them given: different for each head, and for K and V."""
-    att, found = library.spec.attention, {}
-    for side, base in (("k", 0.031), ("v", 0.045)):
-        if side not in library.spec.cache.fields:
-            continue
-        quant = library.spec.cache.quant(side)
-        if quant.static_scale:
-            steps = 127 / (quant.fmt.qmax or 127)
-            per_head = (base * steps * (1 + 0.25 * np.arange(att.kv_heads))).astype(np.float32)
-            found[side] = per_head if "head" in quant.scale_dims else per_head[0]
-    return found
+def known(scales: dict[str, Array], means: dict[str, Array], raw_rows: Array | None) -> dict[str, Any]:
+    """What the oracle's ops take beside the buffers of a cache; nothing that its spec does not have."""
+    found: dict[str, Any] = {"scales": scales}
+    if means:
+        found["means"] = means
+    return found if raw_rows is None else found | {"raw_rows": raw_rows}
 
 
-def poisoned_pools(library: Library, num_pages: int) -> dict[str, Array]:
-    """Buffers whose every float is NaN and whose every integer code is of the largest magnitude."""
-    pools = reference.new_pools(library.record, num_pages, fill=0xFF)
+def poisoned_pools(library: Library, num_pages: int, num_raw: int = 0) -> dict[str, Array]:
+    """Buffers whose every float is NaN and whose every other code is of the largest magnitude."""
+    pools = reference.new_pools(library.record, num_pages, fill=0xFF) | raw_pool(library.record, num_raw)
     for plane in library.record.planes:
         if plane.dtype in CODE_POISON:
             codes = reference.view(pools, library.record, plane.name, num_pages)
@@ -182,14 +200,25 @@ def poisoned_pools(library: Library, num_pages: int) -> dict[str, Array]:
     return pools
 
 
-def cache_from(library: Library, pools: dict[str, Array], num_pages: int, scales: dict[str, Array]) -> Any:
+def cache_from(
+    library: Library,
+    pools: dict[str, Array],
+    num_pages: int,
+    scales: dict[str, Array],
+    means: dict[str, Array],
+    raw_rows: Array | None = None,
+) -> Any:
     """A new cache of ``library`` with the bytes of ``pools``, on the library's device."""
     import torch
 
-    given = {side: torch.from_numpy(np.array(values)) for side, values in scales.items()}
-    cache = library.new_cache(num_pages, scales=given or None)
+    given = as_given(scales, means)
+    if raw_rows is not None:
+        given["raw_rows"] = len(pools["raw"]) // library.record.raw_bytes()
+    cache = library.new_cache(num_pages, **given)
     for name, data in pools.items():
         cache.pools[name][: len(data)].copy_(torch.from_numpy(data))
+    if raw_rows is not None:
+        cache.raw_rows.copy_(torch.from_numpy(raw_rows))
     return cache
 
 

@@ -17,6 +17,7 @@ from kvgen.ir import PageRecord, Spec
 from kvgen.runtime.cache import Cache, new_cache, torch_dtype
 from kvgen.tune.bucket import Bucket
 from kvgen.tune.call_params import angles, as_tensors, call_params
+from kvgen.tune.given import as_given, given_means, given_scales
 
 POOL_LIMIT = 1 << 30
 """Most bytes of a timed cache."""
@@ -48,14 +49,10 @@ class Workload:
         size = self.record.page_bytes()
         l3 = machine.snapshot().l3_bytes or 32 << 20
         turns = min(MAX_ROTATION, max(2, -(-2 * l3 // (pages_each * size)) + 1))
-        turns = max(1, min(turns, POOL_LIMIT // (pages_each * size)))
-        given = {}
-        for side in self.spec.cache.fields:
-            quant = self.spec.cache.quant(side)
-            if quant.static_scale:
-                count = self.spec.attention.kv_heads if "head" in quant.scale_dims else 1
-                given[side] = [0.02] * count
-        cache = new_cache(self.spec, self.record, pages_each * turns, scales=given or None)
+        # Each page has a raw row as well, where the spec keeps tokens raw.
+        turns = max(1, min(turns, POOL_LIMIT // (pages_each * (size + self.record.raw_bytes()))))
+        given = as_given(given_scales(self.spec), given_means(self.spec))
+        cache = new_cache(self.spec, self.record, pages_each * turns, **given)
         self._fill(cache)
         self.nbytes += pages_each * turns * size
         return cache, turns
@@ -64,22 +61,23 @@ class Workload:
         """Random contents; a few pages are drawn and then doubled, because drawing is slower than copying."""
         import torch
 
-        for plane in self.record.planes:
+        for plane in self.record.planes + self.record.raw:
             tensor = cache.planes[plane.name]
             axis = [placed.axis.dim for placed in plane.axes].index("page")
             pages = tensor.movedim(axis, 0)
             have = min(16, len(pages))
             if plane.name.endswith("_scale"):
-                pages.fill_(0.02)
+                # A small power of two where it is stored as one; else a small number.
+                pages.fill_(0x7A if plane.dtype == "e8m0" else 0.02)
                 continue
-            if plane.dtype == "int8":
-                pages[:have].random_(-127, 128, generator=self._random)
-            elif plane.dtype == "int4x2":
-                pages[:have].random_(0, 256, generator=self._random)
-            elif plane.dtype == "e4m3":  # every positive code but NaN
-                pages.view(torch.uint8)[:have].random_(0, 0x7F, generator=self._random)
-            else:
+            if plane.dtype in ("f32", "bf16", "f16"):
                 pages[:have].normal_(generator=self._random)
+            elif plane.dtype == "int8":
+                pages[:have].random_(-127, 128, generator=self._random)
+            else:  # every positive code of an eight-bit float but NaN and infinities, every other byte
+                most = {"e4m3": 0x7F, "e5m2": 0x7C}.get(plane.dtype, 256)
+                codes = torch.empty(pages[:have].shape, dtype=torch.uint8)
+                pages[:have] = codes.random_(0, most, generator=self._random).view(tensor.dtype)
             while have < len(pages):
                 step = min(have, len(pages) - have)
                 pages[have : have + step] = pages[:step]
@@ -143,6 +141,12 @@ class Workload:
             turning = {"positions_T": places, "params": as_tensors({"rope_table": angles(self.spec, tokens)})}
         found = []
         for pages in self._tables(cache, turns, 1, -(-tokens // size)):
+            if self.spec.cache.raw is not None:
+                ends = torch.tensor([0, tokens], dtype=torch.int32)
+                tables = {"page_table": pages, "kv_lens": ends[1:], "q_starts": ends}
+                self._ops.append(cache, k, v, **tables, params=turning.get("params"))
+                found.append(self._ops.values)
+                continue
             slots = (pages[0].long()[:, None] * size + torch.arange(size)).reshape(-1)[:tokens].contiguous()
             self._ops.append(cache, k, v, slots, **turning)
             found.append(self._ops.values)

@@ -35,38 +35,42 @@ class OracleLibrary:
         self.spec = spec
         self.record = place(spec)
 
-    def new_cache(self, num_pages: int, *, scales: Any = None, layers: int = 1) -> Cache:
-        return runtime_cache.new_cache(self.spec, self.record, num_pages, scales=scales, layers=layers)
+    def new_cache(self, num_pages: int, **options: Any) -> Cache:
+        return runtime_cache.new_cache(self.spec, self.record, num_pages, **options)
 
-    def adopt(self, *, scales: Any = None, **planes: torch.Tensor) -> Cache:
-        return runtime_adopt.adopt(self.spec, self.record, scales=scales, **planes)
+    def adopt(self, *, scales: Any = None, means: Any = None, **planes: torch.Tensor) -> Cache:
+        return runtime_adopt.adopt(self.spec, self.record, scales=scales, means=means, **planes)
 
     def append(
         self,
         cache: Cache,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         *,
         params: Any = None,
+        page_table: torch.Tensor | None = None,
+        kv_lens: torch.Tensor | None = None,
+        q_starts: torch.Tensor | None = None,
     ) -> None:
         where = (self.spec, self.record, self._pools(cache), cache.num_pages)
-        reference.append(
-            *where,
-            to_numpy(k),
-            None if v is None else to_numpy(v),
-            slots.numpy(),
-            scales=self._scales(cache),
-            positions_T=None if positions is None else positions.numpy(),
-            params=_arrays(params),
-        )
+        rows = (to_numpy(k), None if v is None else to_numpy(v))
+        given = known(cache)
+        if slots is None:
+            assert page_table is not None and kv_lens is not None and q_starts is not None
+            tables = (page_table.numpy(), kv_lens.numpy(), q_starts.numpy())
+            reference.append_requests(*where, *rows, *tables, **given, params=_arrays(params))
+            return
+        places = None if positions is None else positions.numpy()
+        given |= {"positions_T": places, "params": _arrays(params)}
+        reference.append(*where, *rows, slots.numpy(), **given)
 
     def gather(
         self, cache: Cache, table: torch.Tensor, lens: torch.Tensor, *, dtype: torch.dtype | None = None
     ) -> tuple[torch.Tensor, ...]:
         where = (self.spec, self.record, self._pools(cache), cache.num_pages)
-        rows = reference.gather(*where, table.numpy(), lens.numpy(), scales=self._scales(cache))
+        rows = reference.gather(*where, table.numpy(), lens.numpy(), **known(cache))
         att = self.spec.attention
         found = []
         for side, width in zip(rows, (att.head_dim, att.v_head_dim), strict=True):
@@ -91,7 +95,7 @@ class OracleLibrary:
             lens.numpy(),
             to_numpy(q),
             None if q_starts is None else q_starts.numpy(),
-            scales=self._scales(cache),
+            **known(cache),
             scale=options.get("scale"),
             params=_arrays(options.get("params")),
             finalize=options.get("finalize", True),
@@ -115,11 +119,16 @@ class OracleLibrary:
     def _pools(self, cache: Cache) -> dict[str, np.ndarray]:
         return {name: slab.numpy() for name, slab in cache.pools.items()}
 
-    def _scales(self, cache: Cache) -> dict[str, np.ndarray] | None:
-        found = {}
-        for side in self.spec.cache.fields:
-            quant = self.spec.cache.quant(side)
-            if quant.static_scale:
-                scale = cache.planes[f"{side}_scale"].numpy()
-                found[side] = scale if "head" in quant.scale_dims else scale.reshape(())
-        return found or None
+
+def known(cache: Cache) -> dict[str, Any]:
+    """What the oracle's ops take beside the buffers of a cache: given scales, means, raw rows."""
+    spec, scales = cache.spec, {}
+    for name, _, per_head in spec.given_scales():
+        values = cache.planes[name].numpy()
+        scales[name.rpartition("_")[0]] = values if per_head else values.reshape(())
+    found: dict[str, Any] = {"scales": scales}
+    if spec.cache.k.mean:
+        found["means"] = {"k": cache.planes["k_mean"].numpy()}
+    if spec.cache.raw is not None:
+        found["raw_rows"] = cache.planes["raw_rows"].numpy()
+    return found

@@ -17,12 +17,13 @@ import torch
 from kvgen import reference
 from kvgen.ir import Spec
 from kvgen.passes.validate import load_spec
+from kvgen.tune.check_bytes import exactly_read
 from kvgen.variants import definitions, positions
 from kvgen.variants.samples import sample_params
-from tests.support.compare import attention
-from tests.support.oracle import to_numpy
+from tests.support.compare import attention, differences
+from tests.support.oracle import OracleLibrary, known, to_numpy
 from tests.support.specs import make_spec
-from tests.support.world import Where, World, poisoned, static_scales
+from tests.support.world import Where, World, poisoned
 
 ROPES: dict[str, dict[str, Any] | None] = {
     "no rope": None,
@@ -88,16 +89,16 @@ class VariantCase:
         return [min(self.most_q, choices[(self.seed + b) % len(choices)]) for b in range(self.batch)]
 
 
-def check_variant(lib: Any, case: VariantCase) -> list[str]:
-    """append, decode, prefill and (with a sink) merge of ``lib`` on the case; all that is wrong."""
+def check_variant(lib: Any, case: VariantCase, *, gather: bool = False) -> list[str]:
+    """append, decode, prefill and (with a sink) merge of ``lib`` on the case, and ``gather`` where asked; all
+    that is wrong."""
     lens, spec = case.kv_lens(), case.spec
     pages = sum(-(-n // spec.cache.page_size) for n in lens) + 2
-    scales = static_scales(spec)
-    if scales is not None and spec.cache.alias:
-        scales.pop("v", None)
-    world = World(lib, pages, where=case.where, seed=case.seed, scales=scales or {})
+    world = World(lib, pages, where=case.where, seed=case.seed, raw_rows=pages)
     table = world.table(lens)
-    wrong = _append(world, table, lens)
+    wrong = _append(world, table, lens) if spec.cache.raw is None else _append_requests(world, table, lens)
+    if gather:
+        wrong += _gather(world, table, lens)
     before = world.snapshot()
     single = list(range(len(lens) + 1))
     wrong += _attend(world, "decode", table, lens, single, ragged=False)
@@ -107,17 +108,6 @@ def check_variant(lib: Any, case: VariantCase) -> list[str]:
     for name, at in world.changed(before).items():
         wrong += [f"readers changed {len(at)} bytes of pool {name}, first {at[0]}"] if len(at) else []
     return wrong
-
-
-def oracle_scales(world: World) -> dict[str, np.ndarray] | None:
-    """Static scales of the world's cache as the oracle takes them."""
-    found = {}
-    for side in world.spec.cache.fields:
-        quant = world.spec.cache.quant(side)
-        if quant.static_scale:
-            scale = world.cache.planes[f"{side}_scale"].numpy()
-            found[side] = scale if "head" in quant.scale_dims else scale.reshape(())
-    return found or None
 
 
 def angles(spec: Spec, count: int) -> np.ndarray | None:
@@ -152,7 +142,7 @@ def _append(world: World, table: torch.Tensor, lens: list[int]) -> list[str]:
     values = None if spec.cache.alias else v.numpy()
     reference.append(
         spec, world.record, expected, world.num_pages, k.numpy(), values, slots,
-        scales=oracle_scales(world), **given,
+        **known(world.cache), **given,
     )  # fmt: skip
     cut = len(slots) // 3
     for part in (slice(0, cut), slice(cut, None)):
@@ -161,11 +151,48 @@ def _append(world: World, table: torch.Tensor, lens: list[int]) -> list[str]:
         if turned:
             call.append(world.ints(at[part].tolist()))
         world.lib.append(world.cache, *call, **turned)
+    return _differing(world, expected)
+
+
+def _append_requests(world: World, table: torch.Tensor, lens: list[int]) -> list[str]:
+    """Random rows in two appends by requests, cut anywhere; every byte as the oracle leaves it."""
+    att, spec = world.spec.attention, world.spec
+    cuts = [int(world.rng.integers(0, n + 1)) for n in lens]
+    world.hold_raw(table, lens, cuts)
+    post = att.rope is not None and att.rope.stored == "post"
+    table_of = {"rope_table": angles(spec, max(lens, default=1) + 1)} if post else {}
+    expected = world.snapshot()
+    for old, new in ((lens, cuts), (cuts, lens)):
+        starts = [0, *accumulate(n - (old[b] if new is lens else 0) for b, n in enumerate(new))]
+        k, v = (world.normal(starts[-1], att.kv_heads, width) for width in (att.head_dim, att.v_head_dim))
+        v = None if spec.cache.alias else v
+        reference.append_requests(
+            spec, world.record, expected, world.num_pages, k.numpy(), None if v is None else v.numpy(),
+            table.numpy(), new, starts, **known(world.cache), params=table_of or None,
+        )  # fmt: skip
+        tables = {"page_table": table, "kv_lens": world.ints(new), "q_starts": world.ints(starts)}
+        world.lib.append(world.cache, k, v, **tables, params=placed(world, table_of) or None)
+    return _differing(world, expected)
+
+
+def _differing(world: World, expected: Mapping[str, np.ndarray]) -> list[str]:
+    """Bytes of all pools against what an append of the oracle left."""
     return [
         f"append: {len(found)} bytes of pool {name} differ from the oracle's, first {found[0]}"
         for name, found in world.changed(expected).items()
         if len(found)
     ]
+
+
+def _gather(world: World, table: torch.Tensor, lens: list[int]) -> list[str]:
+    """The values of all requests, as f32. Those that were rotated back have added up in another order."""
+    got = world.lib.gather(world.cache, table, world.ints(lens), dtype=torch.float32)
+    want = OracleLibrary(world.spec).gather(world.cache, table, world.ints(lens), dtype=torch.float32)
+    found = []
+    for side, a, b in zip("kv", got, want, strict=True):
+        exact = exactly_read(world.spec.cache.quant(side))
+        found += differences(f"gather {side}", a, b, 0.0 if exact else 2e-6)
+    return found
 
 
 def _attend(
@@ -189,7 +216,7 @@ def _attend(
     def oracle(*, finalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
         found = reference.prefill(
             spec, world.record, world.bytes, world.num_pages, table.numpy(), lens, to_numpy(q), starts,
-            scales=oracle_scales(world), params=params, finalize=finalize,
+            **known(world.cache), params=params, finalize=finalize,
         )  # fmt: skip
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 

@@ -16,6 +16,8 @@ import torch
 from kvgen.ir import PageRecord, Spec
 from kvgen.passes.place import place
 from kvgen.runtime.cache import Cache, torch_dtype
+from kvgen.tune.given import as_given, given_means, given_scales
+from kvgen.tune.raw_rows import raw_rows_of
 from tests.support.guard import guarded_tensor
 
 Where = Literal["end", "begin", "heap"]
@@ -34,15 +36,24 @@ def plane_views(record: PageRecord, num_pages: int, bytes_of: Mapping[str, Any])
     return views
 
 
+def raw_views(record: PageRecord, flat: np.ndarray) -> dict[str, torch.Tensor]:
+    """The planes of raw rows as typed views over their slab (uint8), for ``adopt``."""
+    rows = len(flat) // record.raw_bytes() if record.raw else 0
+    views = {}
+    for plane in record.raw:
+        typed = torch.from_numpy(flat).view(torch_dtype(plane.dtype))
+        offset = plane.offset.fixed // plane.itemsize
+        views[plane.name] = typed.as_strided(plane.shape(rows), plane.strides(rows), offset)
+    return views
+
+
 def static_scales(spec: Spec, seed: int = 0) -> dict[str, torch.Tensor] | None:
     """Scales for the formats that need them given, so that N(0, 1) fills the codes and some saturate."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
-    for side in ("k", "v"):
-        quant = spec.cache.quant(side)
-        if quant.static_scale:
-            count = (spec.attention.kv_heads,) if "head" in quant.scale_dims else ()
-            found[side] = (torch.rand(count, generator=generator) * 0.02 + 0.02) * (127 / quant.fmt.qmax)
+    for plane, values in given_scales(spec).items():
+        share = torch.rand(values.shape, generator=generator) * 0.65 + 0.65
+        found[plane] = torch.from_numpy(np.array(values)) * share
     return found or None
 
 
@@ -67,7 +78,9 @@ class World:
         where: Where = "end",
         scales: Mapping[str, torch.Tensor] | None = None,
         seed: int = 0,
+        raw_rows: int = 0,
     ) -> None:
+        """``raw_rows``: how many there are, where the spec keeps tokens raw; ``hold_raw`` hands them out."""
         self.lib, self.spec, self.where, self.seed = lib, lib.spec, where, seed
         self.record = place(self.spec)
         self.num_pages = num_pages
@@ -79,7 +92,15 @@ class World:
             for name, size in self.record.pools
         }
         scales = static_scales(self.spec, seed) if scales is None else scales
-        self.cache: Cache = lib.adopt(scales=scales, **plane_views(self.record, num_pages, self.bytes))
+        self.means = given_means(self.spec, seed)
+        planes = plane_views(self.record, num_pages, self.bytes)
+        if self.record.raw:
+            size = raw_rows * self.record.raw_bytes()
+            self.bytes["raw"] = poisoned([size], torch.uint8, where, align).fill_(0xFF).numpy()
+            planes |= raw_views(self.record, self.bytes["raw"])
+            planes["raw_rows"] = self.ints([-1] * num_pages)
+        given = as_given({}, self.means)
+        self.cache: Cache = lib.adopt(scales=scales, means=given["means"], **planes)
         self.cache.pools = {name: torch.from_numpy(flat) for name, flat in self.bytes.items()}
 
     @property
@@ -127,6 +148,15 @@ class World:
         return self.tensor(
             torch.tensor([row + nonsense[len(row) :] for row in rows], dtype=torch.int32).reshape(-1, width)
         )
+
+    def hold_raw(self, table: torch.Tensor, lens: Sequence[int], *more: Sequence[int]) -> None:
+        """Give the pages that hold raw tokens at these lengths (and at ``more``) their raw rows, permuted."""
+        ids = [row[: -(-max(ns) // self.page)] for row, *ns in zip(table.tolist(), lens, *more, strict=True)]
+        every = [(row, n) for ns in (lens, *more) for row, n in zip(ids, ns, strict=True)]
+        rows, _ = raw_rows_of(
+            self.spec.cache.raw, [row for row, _ in every], [n for _, n in every], self.num_pages, self.seed
+        )
+        self.cache.planes["raw_rows"].copy_(torch.from_numpy(rows))
 
     def slots(self, table: torch.Tensor, lens: Sequence[int]) -> list[int]:
         """The slot of every token of every request; a token of a shared page once."""
