@@ -19,11 +19,14 @@ from kvgen.passes.place import place
 from kvgen.reference.rope import rope_table
 from kvgen.runtime.cache import torch_dtype
 from kvgen.targets import TARGETS
+from kvgen.tune.given import given_means
+from kvgen.tune.raw_rows import raw_pool, raw_rows_of
+from kvgen.tune.scene import known
 from kvgen.tune.space import load_space, spec_facts
 from kvgen.variants import positions
 from kvgen.variants.samples import sample_params
 from tests.support.oracle import to_numpy
-from tests.support.world import plane_views, static_scales
+from tests.support.world import plane_views, raw_views, static_scales
 
 BACKEND = TritonBackend()
 
@@ -45,19 +48,32 @@ class Pools:
 
     def __init__(self, spec: Spec, pages: int) -> None:
         self.spec, self.record, self.pages = spec, place(spec), pages
-        self.bytes = reference.new_pools(self.record, pages, 0xFF)
-        self.scales = static_scales(spec)
+        raw = raw_pool(self.record, pages)
+        self.bytes = reference.new_pools(self.record, pages, 0xFF) | raw
+        self.scales, self.means = static_scales(spec), given_means(spec)
+        self.raw_rows = np.full(pages, -1, np.int32) if raw else None
         self.oracle_scales = {k: v.numpy() for k, v in self.scales.items()} if self.scales else None
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the oracle's ops take beside the buffers."""
+        return known(self.oracle_scales or {}, self.means, self.raw_rows)
+
     def values(self) -> dict[str, Any]:
-        """Planes, strides and static scales by ABI name."""
+        """Planes, strides, given scales, means and raw rows by ABI name."""
         views = plane_views(self.record, self.pages, self.bytes)
         found: dict[str, Any] = dict(views)
         for plane in self.record.planes:
             for axis in (plane.page, *plane.outside):
                 found[f"{plane.name}_stride_{axis.axis.key}"] = axis.stride.at(self.pages) // plane.itemsize
-        for side, scale in (self.scales or {}).items():
-            found[f"{side}_scale"] = scale.reshape(-1)
+        for name, _, _ in self.spec.given_scales():
+            found[name] = (self.scales or {})[name.rpartition("_")[0]].reshape(-1)
+        for side, mean in self.means.items():
+            found[f"{side}_mean"] = torch.from_numpy(mean)
+        if self.raw_rows is not None:
+            found |= raw_views(self.record, self.bytes["raw"]) | {"raw_rows": torch.from_numpy(self.raw_rows)}
+            for plane in self.record.raw:
+                found[f"{plane.name}_stride_page"] = plane.page.stride.fixed // plane.itemsize
         return found
 
     def fill(self, lens: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -73,10 +89,15 @@ class Pools:
         generator = torch.Generator().manual_seed(0)
         k = torch.randn(len(slots), att.kv_heads, att.head_dim, generator=generator)
         v = torch.randn(len(slots), att.kv_heads, att.v_head_dim, generator=generator)
-        reference.append(
-            self.spec, self.record, self.bytes, self.pages, k.numpy(),
-            None if self.spec.cache.alias else v.numpy(), slots, scales=self.oracle_scales,
-        )  # fmt: skip
+        where = (self.spec, self.record, self.bytes, self.pages)
+        rows = (k.numpy(), None if self.spec.cache.alias else v.numpy())
+        if self.raw_rows is None:
+            reference.append(*where, *rows, slots, **self.known)
+            return table
+        pages = [row[: -(-n // size)].tolist() for row, n in zip(table, lens, strict=True)]
+        self.raw_rows[:] = raw_rows_of(self.spec.cache.raw, pages, lens, self.pages)[0]
+        starts = np.concatenate([[0], np.cumsum(lens)])
+        reference.append_requests(*where, *rows, pages, lens, starts, **self.known)
         return table
 
 
@@ -145,6 +166,6 @@ def attend(
         spec = replace(spec, attention=replace(att, causal=False))
     want = reference.prefill(
         spec, pools.record, pools.bytes, pools.pages, table, lens, to_numpy(q), starts,
-        scales=pools.oracle_scales, params=given, finalize=not variant,
+        **pools.known, params=given, finalize=not variant,
     )  # fmt: skip
     return (out.double().numpy(), lse.double().numpy()), want
