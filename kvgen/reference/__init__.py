@@ -7,7 +7,16 @@ Imports neither torch nor triton. Arrays are numpy; bf16 travels as ``uint16`` (
 """
 
 from kvgen.reference.attend import add_sink, attend, merge
-from kvgen.reference.cache import append, append_requests, copy, decode, gather, keys_to_attend, prefill
+from kvgen.reference.cache import (
+    append,
+    append_requests,
+    copy,
+    decode,
+    gather,
+    keys_to_attend,
+    prefill,
+    scored,
+)
 from kvgen.reference.codec import (
     bf16_to_f32,
     decode_values,
@@ -47,6 +56,7 @@ __all__ = [
     "reopen",
     "rope_table",
     "rotate",
+    "scored",
     "store_float",
     "unpack",
     "view",

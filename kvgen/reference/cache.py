@@ -1,8 +1,9 @@
 """cache: the ops of a paged cache over its bytes: append, copy, gather, decode, prefill.
 
-Arguments are numpy versions of what the generated ops take. ``scales`` holds the static scales
-of formats that an append cannot scale: ``{"k": f32 [] or [head], "v": ...}``; missing ones are
-an error, never 1.0. Page ids are read only where a request has tokens; a table's tail is not looked at.
+Arguments are numpy versions of what the generated ops take. ``scales`` holds the scales that an append
+cannot find (static and outer ones), by plane: ``{"k": f32 [] or [head], "v": ...}``; missing ones are an
+error, never 1.0. ``means`` holds K's mean, ``{"k": f32 [head, d]}``. Page ids are read only where a request
+has tokens; a table's tail is not looked at.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import numpy as np
 from kvgen.errors import ArgumentError
 from kvgen.ir import PageRecord, Spec
 from kvgen.reference.attend import attend
-from kvgen.reference.codec import Array, int8_rows
+from kvgen.reference.blocks import hadamard
+from kvgen.reference.codec import Array, int8_rows, widen
 from kvgen.reference.layout import Pools, view
 from kvgen.reference.raw import append_raw, read_raw
 from kvgen.reference.rope import rotate
-from kvgen.reference.stored import from_stored, read_pages, to_stored, write_rows
+from kvgen.reference.stored import from_stored, mean_of, read_pages, to_stored, write_rows
 from kvgen.reference.terms import Terms
 
 Ints = Sequence[int] | Array
@@ -181,6 +183,27 @@ def keys_to_attend(spec: Spec, keys: list[Array], params: Params) -> list[Array]
     return [rotate(k, table[: len(k)], rope) for k in keys]
 
 
+def scored(
+    spec: Spec, q_THD: Array, keys: list[Array], params: Params, means: Scales
+) -> tuple[Array, list[Array]]:
+    """Queries and gathered keys -> the two whose products are the scores, with the roundings of the spec.
+
+    With ``qk = "int8"`` a query meets the stored keys as its int8 codes say, made where K is stored rotated
+    from the rotated query; it meets the mean of K as it is. Both products stand side by side in the rows
+    returned then, [..., 2 * head_dim].
+    """
+    keys = keys_to_attend(spec, keys, params)
+    if spec.attention.qk != "int8":
+        return q_THD, keys
+    quant, q = spec.cache.k, widen(q_THD)
+    rounded = hadamard(int8_rows(hadamard(q.astype(np.float32)))) if quant.transform else int8_rows(q)
+    if not quant.mean:
+        return rounded, keys
+    mean = mean_of(spec, means).astype(np.float64)
+    beside = [np.concatenate([k - mean, np.broadcast_to(mean, k.shape)], axis=-1) for k in keys]
+    return np.concatenate([rounded, q], axis=-1), beside
+
+
 def prefill(
     spec: Spec,
     record: PageRecord,
@@ -204,8 +227,8 @@ def prefill(
     ``q_THD`` [total_q, q_heads, d] -> out [total_q, q_heads, v_d] and lse [total_q, q_heads], base 2.
     ``kv_lens`` int32 [B] counts the tokens after this step's append; ``q_starts`` int32 [B + 1];
     ``kv_first`` int32 [B] drops earlier keys; ``scale`` overrides the spec's; ``params`` are the spec's
-    parameters by name (bits packed); without ``finalize`` a sink is left out. With ``qk = "int8"`` the query
-    is what its int8 codes stand for; ``pv = "int8"`` is not modelled but bounded: see ``weights_bound``.
+    parameters by name (bits packed); without ``finalize`` a sink is left out. ``qk = "int8"`` is modelled
+    (``scored``); ``pv = "int8"`` is not modelled but bounded: see ``weights_bound``.
     """
     att = spec.attention
     if q_THD.shape[1:] != (att.q_heads, att.head_dim):
@@ -216,9 +239,10 @@ def prefill(
         spec, record, pools, num_pages, page_table, kv_lens, scales=scales, means=means, raw_rows=raw_rows
     )
     factor = att.scale if scale is None else scale
+    asked, keys = scored(spec, q_THD, keys, params, means)
     return attend(
-        int8_rows(q_THD) if att.qk == "int8" else q_THD,
-        keys_to_attend(spec, keys, params),
+        asked,
+        keys,
         values,
         q_starts=q_starts,
         scale=factor,

@@ -13,8 +13,8 @@ import numpy as np
 
 from kvgen.ir import PageRecord, Spec
 from kvgen.reference.attend import attend
-from kvgen.reference.cache import Ints, Scales, gather, keys_to_attend
-from kvgen.reference.codec import Array, int8_rows
+from kvgen.reference.cache import Ints, Scales, gather, scored
+from kvgen.reference.codec import Array
 from kvgen.reference.layout import Pools
 from kvgen.reference.terms import Terms
 
@@ -35,6 +35,7 @@ def weights_bound(
     tile: int,
     *,
     scales: Scales = None,
+    means: Scales = None,
     scale: float | None = None,
     params: Mapping[str, Array] | None = None,
 ) -> Array:
@@ -45,9 +46,8 @@ def weights_bound(
     scale; a value over the row's largest stands in for that code.
     """
     att = spec.attention
-    q = int8_rows(q_THD) if att.qk == "int8" else q_THD
-    keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales)
-    keys = keys_to_attend(spec, keys, params)
+    keys, values = gather(spec, record, pools, num_pages, page_table, kv_lens, scales=scales, means=means)
+    q, keys = scored(spec, q_THD, keys, params, means)
     terms = Terms(att, params)
     bound = np.zeros((len(q_THD), att.q_heads, att.v_head_dim))
     for b, (k, v) in enumerate(zip(keys, values, strict=True)):
