@@ -32,7 +32,7 @@ cache = kernels.new_cache(num_pages=8)
 
 
 def step() -> tuple[Any, ...]:
-    kernels.append(cache, given["k"], given["v"], given["slots"])
+    kernels.append(cache, given["k"], given["v"], **given["where"])
     kernels.copy(cache, given["src"], given["dst"])
     out, lse = kernels.decode(given["q"], cache, given["table"], given["lens"])
     more, lse_more = kernels.prefill(given["q"], cache, given["table"], given["lens"], given["starts"])

@@ -33,7 +33,7 @@ def inputs() -> dict[str, Any]:
     return {
         "k": torch.randn(6, att.kv_heads, att.head_dim, generator=noise),
         "v": torch.randn(6, att.kv_heads, att.v_head_dim, generator=noise),
-        "slots": torch.tensor([4, 5, 6, 7, 20, 21]),
+        "where": {"slots_T": torch.tensor([4, 5, 6, 7, 20, 21])},
         "q": torch.randn(1, att.q_heads, att.head_dim, generator=noise),
         "table": torch.tensor([[3, 5]], dtype=torch.int32),
         "lens": torch.tensor([6], dtype=torch.int32),
@@ -43,10 +43,10 @@ def inputs() -> dict[str, Any]:
     }
 
 
-def expected(given: dict[str, Any]) -> list[Any]:
-    lib = build(SPEC, "cpu-portable", tune="off")
+def expected(given: dict[str, Any], spec: Any = SPEC) -> list[Any]:
+    lib = build(spec, "cpu-portable", tune="off")
     cache = lib.new_cache(8)
-    lib.append(cache, given["k"], given["v"], given["slots"])
+    lib.append(cache, given["k"], given["v"], **given["where"])
     lib.copy(cache, given["src"], given["dst"])
     out, lse = lib.decode(given["q"], cache, given["table"], given["lens"])
     more, lse_more = lib.prefill(given["q"], cache, given["table"], given["lens"], given["starts"])
@@ -70,7 +70,7 @@ def test_loads_into_the_runtime(exported: Package) -> None:
     lib = load(exported.folder / exported.name)
     assert lib.spec == SPEC
     given, cache = inputs(), lib.new_cache(8)
-    lib.append(cache, given["k"], given["v"], given["slots"])
+    lib.append(cache, given["k"], given["v"], **given["where"])
     lib.copy(cache, given["src"], given["dst"])
     for _ in range(2):  # by names, then by addresses
         out, lse = lib.decode(given["q"], cache, given["table"], given["lens"])

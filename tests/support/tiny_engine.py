@@ -52,12 +52,23 @@ def poison(layers: Sequence[Layer]) -> None:
 
 
 def check_pages(engine: Engine) -> None:
-    """Every page is free or held by exactly the running requests that list it; who waits holds none."""
+    """Every page is free or held by exactly the running requests that list it; who waits holds none.
+
+    Every raw row belongs to no page or to one, and all pages with raw tokens have one.
+    """
     pool, scheduler = engine.store.pool, engine.scheduler
     held = Counter(page for request in scheduler.running for page in request.sequence.table.tolist())
     assert [pool.holders(page) for page in range(pool.total)] == [held[page] for page in range(pool.total)]
     assert pool.used == len(held) and pool.free + pool.used == pool.total
     assert len(scheduler.running) <= scheduler.max_batch
+    rows = engine.store.rows
+    found = [rows.row(page) for page in range(pool.total) if rows.row(page) >= 0]
+    assert len(set(found)) == len(found) == rows.total - rows.free
+    for sequence in (request.sequence for request in scheduler.running):
+        raw = {int(sequence.table[index]) for index in rows.needed(sequence.length)}
+        may = {int(sequence.table[index]) for index in rows.pages(sequence.length)}
+        has = {page for page in sequence.table.tolist() if rows.row(page) >= 0}
+        assert raw <= has <= may
     assert not any(request.sequence.num_pages for request in scheduler.waiting)
     for request in scheduler.running:
         assert request.sequence.num_pages == engine.store.pages(request.sequence.length)
