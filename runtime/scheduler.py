@@ -4,8 +4,8 @@ Older requests go first in everything. A step has a budget of ``chunk`` tokens: 
 each, and prompts take the rest in the order of arrival, in pieces where they are longer. When pages run out
 the youngest request gives up its own and waits; it computes its tokens anew later. The oldest can thus
 always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains. Raw rows are
-counted like pages. Where tokens become codes in blocks, a piece of a prompt ends with a block if it can: what
-its queries see as codes depends on where it ends.
+counted like pages. Where tokens become codes in blocks, a piece of a prompt ends with a block wherever the
+budget beside decoding allows it: what its queries see as codes depends on where it ends.
 """
 
 from __future__ import annotations
@@ -106,8 +106,15 @@ class Scheduler:
         return min(pages(len(request.tokens)) + 1, pages(request.limit)) <= self.store.pool.free
 
     def _schedule(self, request: Request, budget: int, plan: Plan) -> int:
-        """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages."""
+        """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages.
+
+        A piece that would end within a block, after pieces of other prompts, waits for the next step: then
+        the whole budget is used up.
+        """
         sequence, count = request.sequence, self._piece(request, budget)
+        within = (sequence.length + count) % self.store.rows.block and count < request.pending
+        if within and any(not other.decoding for other, _ in plan.work):
+            return budget
         pool, raw = self.store.pool, self.store.rows
         while sequence.pages_needed(count) > pool.free or sequence.rows_needed(count) > raw.free:
             victim = self.running.pop()
