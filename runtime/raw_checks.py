@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.cache import Cache
 
 HINT = (
-    "hand rows out with kvgen.runtime.raw.RawRows([cache]).reserve(pages) (an Engine does), or make the "
+    "hand rows out with runtime.RawRows([cache]).reserve(pages) (an Engine does), or make the "
     "cache by new_cache() without raw_rows=, where each page has one"
 )
 
