@@ -129,10 +129,9 @@ def _attend(library: Library, op: str, variant: str, case: Case, seed: int) -> F
         where = "out" if not out_guard else "lse" if not lse_guard else "the workspace"
         return Finding(case.name, np.inf, f"it wrote outside {where}")
     keys, values = scene.keys_and_values()
-    keys = reference.keys_to_attend(library.spec, keys, scene.params)
+    asked, keys = reference.scored(library.spec, scene.q, keys, scene.params, scene.means)
     # One pass gives the answer and, from |v|, what its rounding errors are relative to.
     both = [np.concatenate([v, np.abs(v)], axis=-1) for v in values]
-    asked = reference.int8_rows(scene.q) if att.qk == "int8" else scene.q
     want, want_lse = reference.attend(
         asked, keys, both, q_starts=scene.starts, scale=att.scale, terms=scene.terms
     )
