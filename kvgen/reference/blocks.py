@@ -87,7 +87,6 @@ def _symmetric(
         scale = np.where(bad, np.float32(np.nan), np.where(live, scale, np.float32(0.0)))
         stored = store_scale(scale, quant.scale_dtype)
     loaded = load_scale(stored, quant.scale_dtype)
-    live &= loaded != 0.0
     whole = (np.where(live, loaded, np.float32(1.0)) * above).astype(np.float32)
     live &= whole != 0.0
     inv = (np.float32(1.0) / np.where(whole == 0.0, np.float32(1.0), whole)).astype(np.float32)

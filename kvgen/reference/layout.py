@@ -30,12 +30,17 @@ def new_pools(record: PageRecord, num_pages: int, fill: int = 0) -> dict[str, Ar
 def view(pools: Pools, record: PageRecord, name: str, num_pages: int) -> Array:
     """A plane as a view [page, head, tok_outer, tok_inner, d_outer, d_inner] of its storage type.
 
-    Writing to it writes the buffer. Raises ``ArgumentError`` where the buffer is not uint8 [bytes]
-    or too small, and ``KeyError`` where the cache has no such plane.
+    Writing to it writes the buffer. The pages of ``k_raw`` and ``v_raw`` are raw rows, as many as
+    ``pools["raw"]`` holds, whatever ``num_pages`` says. Raises ``ArgumentError`` where the buffer is not
+    uint8 [bytes] or too small, and ``KeyError`` where the cache has no such plane.
     """
     plane = record.plane(name)
     buffer = pools[plane.pool]
-    need = dict(record.pools)[plane.pool].at(num_pages)
+    if plane in record.raw:
+        num_pages = buffer.size // record.raw_bytes()
+        need = num_pages * record.raw_bytes()
+    else:
+        need = dict(record.pools)[plane.pool].at(num_pages)
     if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous or buffer.size < need:
         raise ArgumentError(
             f"pool {plane.pool}: expected contiguous uint8 [{need}], got {buffer.dtype} {buffer.shape}"
@@ -59,10 +64,7 @@ def view(pools: Pools, record: PageRecord, name: str, num_pages: int) -> Array:
 
 def raw_view(pools: Pools, record: PageRecord, name: str) -> Array:
     """``k_raw`` or ``v_raw`` as a view [raw row, head, tok, d] of its storage type over ``pools["raw"]``."""
-    plane, slab = record.plane(name), pools["raw"]
-    rows = len(slab) // record.raw_bytes()
-    shape, strides = (rows, *plane.shape(rows)[1:]), tuple(a.stride.at(rows) for a in plane.axes)
-    return np.ndarray(shape, NUMPY[plane.dtype], slab, plane.offset.fixed, strides)
+    return view(pools, record, name, 0)[:, :, :, 0, :, 0]
 
 
 def join(array: Array) -> Array:

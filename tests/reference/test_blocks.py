@@ -85,6 +85,8 @@ def check(rows: np.ndarray, quant: QuantSpec, outer: float | None = None) -> Non
         if scale == 0 and quant.scale_dtype == "e8m0":
             assert coded.scale[at, 0, 0] == 0  # which reads as 2**-127
             continue
+        if coded.low is not None and row.min() == 0:
+            assert not coded.low[at].view(np.uint8).any()  # and not -0.0, whatever came first
         assert (scales[at], lows[at]) == (scale, low), (at, row)
         if scale is None:
             assert np.isnan(values[at]).all()
