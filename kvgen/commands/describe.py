@@ -44,7 +44,7 @@ def param_text(param: Param) -> str:
 
 def toml_text(value: Any) -> str:
     """A value as a spec file holds it: ``true``, ``"bits"``, ``{ heads = 64 }``."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return f"{{ {', '.join(f'{key} = {toml_text(item)}' for key, item in value.items())} }}"
     return json.dumps(value)
 

@@ -72,22 +72,24 @@ def targets() -> Rows:
 
 
 def formats() -> Rows:
-    """Registered number formats."""
-    from kvgen.ir.quant import DTYPE_BYTES, FORMATS, GROUPS
+    """Registered number formats, each with keys of [cache.k] that show it, or that its name stands for."""
+    from kvgen.commands.describe import toml_text
+    from kvgen.ir.codec import CODECS
 
-    blocks = {"d": "n"}
-    groups = ", ".join(
-        "{" + ", ".join(f"{dim} = {blocks.get(dim, 1)}" for dim in dims) + "}" for dims in GROUPS
-    )
-    return [
-        {
-            "name": fmt.name,
-            "bytes": DTYPE_BYTES[fmt.storage] / fmt.packed,
-            "codes": f"-{fmt.qmax} to {fmt.qmax}" if fmt.scaled else "values",
-            "one scale per group": groups if fmt.scaled else "",
-        }
-        for fmt in FORMATS.values()
-    ]
+    rows: Rows = []
+    for codec in CODECS.values():
+        own = codec.keys or {"format": codec.name, **codec.example}
+        rows.append(
+            {
+                "name": codec.name,
+                "kind": codec.kind,
+                "bits": codec.bits,
+                "what": codec.doc,
+                "[cache.k]": ", ".join(f"{key} = {toml_text(value)}" for key, value in own.items()),
+                "from": codec.source,
+            }
+        )
+    return rows
 
 
 def masks() -> Rows:
