@@ -43,7 +43,14 @@ def need(
         raise ArgumentError(
             f"{name}: on {tensor.device}, but the cache is on {device}; use .to({str(device)!r})"
         )
-    if last_contiguous and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    # What has no elements may come with any strides: numpy gives it zeros.
+    if (
+        last_contiguous
+        and tensor.dim()
+        and tensor.shape[-1] > 1
+        and tensor.stride(-1) != 1
+        and tensor.numel()
+    ):
         raise ArgumentError(
             f"{name}: last dimension has stride {tensor.stride(-1)}, not 1; use .contiguous()"
         )
