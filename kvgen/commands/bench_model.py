@@ -25,7 +25,7 @@ def run_model(
 ) -> None:
     """Time and print each batch size."""
     from kvgen.models.bench import bench_model
-    from kvgen.models.pages import check_pages
+    from kvgen.models.presets import check_pages
     from kvgen.models.quality import default_text
     from kvgen.models.session import choose_specs, load
 

@@ -10,71 +10,112 @@ import typer
 from kvgen.commands import output
 from kvgen.commands.options import AsJson, read_spec
 from kvgen.commands.progress import progress
-from kvgen.commands.run import ModelName, PageSize, SpecFile, Threads
+from kvgen.commands.run import ModelName, PageSize, Threads
 from kvgen.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from kvgen.ir import Spec
     from kvgen.models.quality import Report
+
+USUAL = ("bf16", "int8", "fp8", "int4", "int2")
+"""What is measured where nothing is named."""
+
+Q_DTYPES = ("f32", "bf16", "f16")
 
 
 def run(
-    model: ModelName = "smollm2",
-    pages: Annotated[
+    kinds: Annotated[
         list[str] | None,
-        typer.Option("--pages", metavar="KIND", help="bf16 or int8 (default); may be given several times."),
+        typer.Argument(metavar="SPEC...", help="TOML specs, or presets; default: bf16 int8 fp8 int4 int2."),
     ] = None,
-    spec: SpecFile = None,
+    model: ModelName = "smollm2",
     page_size: PageSize = None,
     text: Annotated[
         Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text; default: Python's help topics.")
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text to use.")] = 1536,
-    window: Annotated[
-        int | None, typer.Option("--window", min=2, help="Tokens that see each other; default 512.")
+    context: Annotated[
+        int | None, typer.Option("--context", min=2, help="Tokens that see each other; default 512.")
+    ] = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option("--chunk", min=1, help="Tokens that are appended together; default: a whole context."),
+    ] = None,
+    q_dtype: Annotated[
+        str, typer.Option("--q-dtype", metavar="TYPE", help="Of queries and raw tokens: f32, bf16 or f16.")
+    ] = "f32",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw KL against bits: a .png or .svg.")
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a model's next-token distributions on quantised pages with those on f32 pages.
 
-    The text goes through both, every token given. KL is in nats: 0 means that nothing was lost, 0.001 that
-    no reader would notice. Needs the extra "models", as kvgen run does.
-    """
-    given = read_spec(spec) if spec is not None else None
-    if text is None:
-        from kvgen.models.quality import default_text
+    The text goes through all of them, every token given. KL is in nats: 0 means that nothing was lost, 0.001
+    that no reader would notice. A spec's [cache], qk, pv and rope.stored are used; the rest of its attention
+    is the model's. Presets: see docs/quality.md. Needs the extra "models", as kvgen run does.
 
-        words = default_text()
-    else:
-        words = read_text(text)
-    from kvgen.models.pages import check_pages, specs_for
-    from kvgen.models.quality import measure
-    from kvgen.models.session import choose_specs, load
+    With --chunk, a query finds the last tokens raw where a spec keeps them, as in decoding; otherwise a whole
+    context is stored before any query reads it.
+    """
+    if q_dtype not in Q_DTYPES:
+        raise ArgumentError(f"--q-dtype {q_dtype}: give one of {', '.join(Q_DTYPES)}")
+    wanted = [_preset_or_spec(kind, page_size) for kind in kinds or USUAL]
+    from kvgen.models.quality import default_text, measure
+    from kvgen.models.quality_plot import draw, need_plot
+
+    if plot is not None:
+        need_plot(str(plot))
+    words = default_text() if text is None else read_text(text)
+    from kvgen.models.pages import spec_for, specs_for, specs_stored_like
+    from kvgen.models.rotation import model_rope
+    from kvgen.models.session import load
     from kvgen.models.threads import using_threads
 
-    for kind in pages or ():
-        check_pages(kind)
     with using_threads(threads), progress(quiet=as_json) as advance:
         loaded = load(model, advance)
-        if given is not None:
-            # choose_specs refuses a kind of pages beside the spec.
-            specs = [choose_specs(loaded, ",".join(pages) if pages else None, given, page_size)]
-        else:
-            specs = [choose_specs(loaded, kind, None, page_size) for kind in pages or ["int8"]]
+        shape, rope = loaded.model.shape, model_rope(loaded.model.module.config)
+        first = shape.kinds[0]
+        specs = [
+            specs_stored_like(
+                spec_for(first, kind, page_size=page_size) if isinstance(kind, str) else kind,
+                shape,
+                rope,
+                q_dtype,
+            )
+            for kind in wanted
+        ]
         numbers = loaded.tokenizer(words, verbose=False)["input_ids"][:tokens]
         report = measure(
             loaded.model,
             numbers,
-            specs_for(loaded.model.shape, "f32"),
+            specs_for(shape, "f32"),
             specs,
             name=loaded.name,
-            window=window,
+            context=context,
+            chunk=chunk,
             advance=lambda name, done, total: advance(name, done, total, "tokens"),
         )
+    if plot is not None:
+        draw(report, str(plot))
     if as_json:
         output.print_json(report.to_json())
     else:
         _print(report)
+
+
+def _preset_or_spec(kind: str, page_size: int | None) -> str | Spec:
+    """A preset's name as it is, and the spec in a file; ``SpecError`` where it is neither."""
+    from kvgen.models.presets import PAGES, check_pages
+
+    if kind in PAGES:
+        return kind
+    if "." not in kind and "/" not in kind:
+        check_pages(kind, "SPEC")
+    if page_size is not None:
+        raise ArgumentError(f"--page-size {page_size}: {kind} says that already; leave it out")
+    return read_spec(kind)
 
 
 def read_text(path: Path) -> str:
@@ -86,8 +127,9 @@ def read_text(path: Path) -> str:
 
 
 def _print(report: Report) -> None:
-    columns = ("pages", "KL nats", "largest KL", "same top-1", "perplexity", "bytes/token")
-    reference = ("f32", "-", "-", "-", f"{report.perplexity:.3f}", report.bytes_per_token)
+    at = f"bits at {report.context}"
+    columns = ("pages", "KL nats", "largest KL", "same top-1", "perplexity", "bits", at)
+    reference = ("f32", "-", "-", "-", f"{report.perplexity:.3f}", "32", "32")
     rows = [
         (
             row.pages,
@@ -95,9 +137,11 @@ def _print(report: Report) -> None:
             f"{row.kl_largest:.3g}",
             f"{row.top1_agreement:.2%}",
             f"{row.perplexity:.3f}",
-            row.bytes_per_token,
+            f"{row.bits:.4g}",
+            f"{row.bits_at_context:.4g}",
         )
         for row in report.rows
     ]
-    title = f"{report.model}: {report.tokens} tokens in windows of {report.window}"
+    steps = "" if report.chunk == report.context else f", {report.chunk} at a time"
+    title = f"{report.model}: {report.tokens} tokens in contexts of {report.context}{steps}"
     output.table(columns, [reference, *rows], title=title, right=columns[1:])

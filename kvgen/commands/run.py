@@ -30,12 +30,18 @@ ModelName = Annotated[
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")]
 PagesName = Annotated[
     str | None,
-    typer.Option("--pages", metavar="KIND", help="How K and V are stored: f32 (default), bf16, int8."),
+    typer.Option(
+        "--pages",
+        metavar="KIND",
+        help="How K and V are stored: f32 (default), bf16, int8, int4, ... (kvgen quality).",
+    ),
 ]
 SpecFile = Annotated[
     str | None, typer.Option("--spec", metavar="FILE", help="A TOML spec that matches the model.")
 ]
-PageSize = Annotated[int | None, typer.Option("--page-size", min=1, help="Tokens in a page; default 16.")]
+PageSize = Annotated[
+    int | None, typer.Option("--page-size", min=1, help="Tokens in a page; default 16 or 32.")
+]
 
 
 def run(
@@ -85,7 +91,7 @@ def run(
     given = exported.spec if exported is not None else read_spec(spec) if spec is not None else None
     samplings = [_sampling(temperature, top_p, seed + i) for i in range(len(texts) + len(numbers))]
     from kvgen.models.kernels import built
-    from kvgen.models.pages import check_pages
+    from kvgen.models.presets import check_pages
     from kvgen.models.session import Session, check_fits, choose_specs, load
     from kvgen.models.text import prompt_tokens
     from kvgen.models.threads import using_threads

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.models import latent
+from kvgen.models.rotation import unrotated
 from kvgen.runtime.attend import attend
 from kvgen.runtime.base import Tensor
 from kvgen.runtime.layers import Layer
@@ -39,6 +40,7 @@ class StepPages:
         self.step = step
         self.layers = layers
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._tables: dict[int, Tensor] = {}
 
     def receive(self, at: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tuple[Tensor, Tensor]:
         """Hold the new K and V of layer ``at`` until its attention runs; returns what its code goes on with.
@@ -54,7 +56,11 @@ class StepPages:
             self._held[at] = (latent.latent_row(key_1HTD, value_1HTD), None)
             # transformers now expands every row it gets, for nobody: one is the least it can expand.
             return key_1HTD[:, :, :1], value_1HTD[:, :, :1]
-        self._held[at] = (key_1HTD[0].transpose(0, 1), value_1HTD[0].transpose(0, 1))
+        k_THD = key_1HTD[0].transpose(0, 1)
+        table = self._turns_when_read(at)
+        if table is not None:
+            k_THD = unrotated(k_THD, table, self.step.positions_T)
+        self._held[at] = (k_THD, value_1HTD[0].transpose(0, 1))
         return key_1HTD, value_1HTD
 
     def attend(self, module: Any, query_1HTD: Tensor, scale: float | None, sinks_H: Tensor | None) -> Tensor:
@@ -66,9 +72,21 @@ class StepPages:
         q_THD = query_1HTD[0].transpose(0, 1)
         if v_THD is None:
             q_THD = latent.absorb(module, q_THD)
-        params = None if sinks_H is None else {"sink_logit": sinks_H.detach().float()}
-        out_THD = attend(layer, q_THD, k_THD, v_THD, self.step, scale=scale, params=params)
+        params: dict[str, Tensor] = {} if sinks_H is None else {"sink_logit": sinks_H.detach().float()}
+        table = self._turns_when_read(at)
+        if table is not None:
+            params["rope_table"] = table
+        out_THD = attend(layer, q_THD, k_THD, v_THD, self.step, scale=scale, params=params or None)
         return (latent.expand(module, out_THD) if v_THD is None else out_THD)[None]
+
+    def _turns_when_read(self, at: int) -> Tensor | None:
+        """The angles of a layer whose pages keep K unrotated, for every position of this step."""
+        library = self.layers[at].library
+        if library.spec.attention.rope is None:
+            return None
+        if id(library) not in self._tables:
+            self._tables[id(library)] = library.rope_table(int(self.step.kv_lens_B.max()))
+        return self._tables[id(library)]
 
     def check(self, module: Any, options: Mapping[str, Any]) -> None:
         """Refuse a layer whose spec does not describe what its code asks for."""

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kvgen.errors import ArgumentError, Diagnostic, SpecError
+from kvgen.errors import Diagnostic, SpecError
 from kvgen.ir import Spec
+from kvgen.models.presets import PAGES, check_pages
 from kvgen.models.shape import LayerShape, ModelShape
 from kvgen.passes.validate import load_spec
-
-PAGES: dict[str, dict[str, Any]] = {
-    "f32": {"format": "f32"},
-    "bf16": {"format": "bf16"},
-    "int8": {"format": "int8", "group": {"tok": 1, "head": 1}},
-}
-"""Storage of K and V by the short name that commands take; int8 has a scale for each token and head."""
 
 ModelSpecs = tuple[Spec, ...]
 """The spec of each layer of a model."""
 
 
-def check_pages(pages: str) -> None:
-    """Refuse what is no key of ``PAGES`` with an ``ArgumentError``, before any model is loaded for it."""
-    if pages not in PAGES:
-        raise ArgumentError(f"--pages {pages}: give one of {', '.join(PAGES)}")
-
-
-def specs_for(shape: ModelShape, pages: str = "f32", *, page_size: int = 16) -> ModelSpecs:
+def specs_for(shape: ModelShape, pages: str = "f32", *, page_size: int | None = None) -> ModelSpecs:
     """The specs of a model that computes in f32; ``pages`` is a key of ``PAGES``, and the specs' name.
 
-    Raises ``SpecError`` for a shape that no kernel has.
+    ``page_size``: the preset's by default. Raises ``SpecError`` for a shape that no kernel has.
     """
     made = {kind: spec_for(kind, pages, page_size=page_size) for kind in shape.kinds}
     return tuple(made[layer] for layer in shape.layers)
 
 
-def spec_for(layer: LayerShape, pages: str = "f32", *, page_size: int = 16) -> Spec:
+def spec_for(layer: LayerShape, pages: str = "f32", *, page_size: int | None = None) -> Spec:
     """The spec of one layer; see ``specs_for``."""
     check_pages(pages)
-    cache = {"page_size": page_size, "layout": "page kv head tok d", "k": PAGES[pages], "v": PAGES[pages]}
+    preset = PAGES[pages]
+    size = preset.page_size if page_size is None else page_size
+    cache = {"page_size": size, "layout": "page kv head tok d", "k": preset.k, "v": preset.v, **preset.rest}
     return load_spec(
         {
             "name": pages,
@@ -46,6 +37,30 @@ def spec_for(layer: LayerShape, pages: str = "f32", *, page_size: int = 16) -> S
             "cache": cache | ({"v": {"alias": "k"}} if layer.latent else {}),
         }
     )
+
+
+def specs_stored_like(
+    spec: Spec, shape: ModelShape, rope: Mapping[str, Any] | None, q_dtype: str = "f32"
+) -> ModelSpecs:
+    """The cache and the arithmetic (``qk``, ``pv``) of ``spec`` for every layer of a model.
+
+    Where ``spec`` keeps K unrotated the model's own ``rope`` (keys of [attention.rope]) takes the place of
+    its own; everything else of its attention is the model's. ``q_dtype``: type of queries and of raw tokens.
+    Raises ``SpecError`` where the model's rows do not suit the cache.
+    """
+    table = spec.to_dict()
+    kept = {key: table["attention"][key] for key in ("qk", "pv")} | {"q_dtype": q_dtype}
+    own = spec.attention.rope
+    if own is not None and own.stored == "pre":
+        if rope is None:
+            reason = "the model rotates in a way of its own: K cannot be stored unrotated"
+            raise SpecError([Diagnostic("attention.rope.stored", "pre", reason, "'post'")])
+        kept["rope"] = {**rope, "stored": "pre"}
+    wrong = [_alias(spec, layer) for layer in shape.kinds if spec.cache.alias != layer.latent]
+    if wrong:
+        raise SpecError(wrong[:1])
+    made = {kind: load_spec(table | {"attention": kept | _attention(kind)}) for kind in shape.kinds}
+    return tuple(made[layer] for layer in shape.layers)
 
 
 def _attention(layer: LayerShape) -> dict[str, Any]:
@@ -82,13 +97,28 @@ def specs_like(spec: Spec, shape: ModelShape) -> ModelSpecs:
 def check_matches(spec: Spec, shape: ModelShape) -> None:
     """Raise ``SpecError`` with every field of ``spec`` that does not suit the nearest layer of the model."""
     wrong = min((_wrong(spec, kind) for kind in shape.kinds), key=len)
-    for side in ("k", "v"):
-        if spec.cache.quant(side).static_scale:
-            group = dict(spec.cache.quant(side).group)
-            reason = "its scales would have to be known before the text is"
-            wrong.append(Diagnostic(f"cache.{side}.group", group, reason, "use { tok = 1, head = 1 }"))
+    wrong += unknown_beforehand(spec)
     if wrong:
         raise SpecError(wrong)
+
+
+def unknown_beforehand(spec: Spec) -> list[Diagnostic]:
+    """What somebody would have to know of K and V before there is any (``models.calibrate`` finds it)."""
+    found = []
+    for side in spec.cache.fields:
+        for part in spec.segments(side):
+            if part.quant.static_scale:
+                group, hint = dict(part.quant.group), "use { tok = 1, head = 1 }"
+                found.append(Diagnostic(f"cache.{side}.group", group, f"its scales {KNOWN}", hint))
+            if part.quant.outer is not None:
+                outer = dict.fromkeys(part.quant.outer, 1)
+                found.append(Diagnostic(f"cache.{side}.outer", outer, f"this scale {KNOWN}", "leave it out"))
+    if spec.cache.k.mean:
+        found.append(Diagnostic("cache.k.mean", True, f"the mean {KNOWN}", "leave it out"))
+    return found
+
+
+KNOWN = "would have to be known before the text is"
 
 
 def _wrong(spec: Spec, layer: LayerShape) -> list[Diagnostic]:
@@ -109,6 +139,10 @@ def _wrong(spec: Spec, layer: LayerShape) -> list[Diagnostic]:
             Diagnostic("attention.rope", att.rope.kind, "the model's own code rotates; leave it out")
         )
     if spec.cache.alias != layer.latent:
-        hint = 'write cache.v = { alias = "k" }' if layer.latent else "give V a format of its own"
-        wrong.append(Diagnostic("cache.v.alias", spec.cache.alias, f"the model has {layer.latent}", hint))
+        wrong.append(_alias(spec, layer))
     return wrong
+
+
+def _alias(spec: Spec, layer: LayerShape) -> Diagnostic:
+    hint = 'write cache.v = { alias = "k" }' if layer.latent else "give V a format of its own"
+    return Diagnostic("cache.v.alias", spec.cache.alias, f"the model has {layer.latent}", hint)

@@ -1,6 +1,7 @@
 """What storing K and V in fewer bits costs a model: its next-token distributions against f32 pages.
 
-The same text goes through the same model twice, window by window, each token given (teacher forcing).
+The same text goes through the same model on each kind of pages, step by step together, each token given
+(teacher forcing).
 Paired distributions have little noise: a mean KL is meaningful after some hundred tokens, where
 perplexities would need many thousands.
 """
@@ -9,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import ArgumentError
-from kvgen.models.kernels import built
+from kvgen.models.calibrate import calibrate
+from kvgen.models.runner import Runner
 from kvgen.runtime.base import Tensor
-from kvgen.runtime.layers import new_layers
-from kvgen.runtime.sequence import PagedSequence, PageStore
-from kvgen.runtime.step import Rows, build_step
 
 if TYPE_CHECKING:
     from kvgen.models.adaptor import TransformersModel
@@ -28,6 +27,9 @@ Advance = Callable[[str, int, int], None]
 
 ROWS = 128
 """Rows of logits that are compared at once: bounds the memory for large vocabularies."""
+
+ROWS_AT_ONCE = 512
+"""Rows of a forward up to which contexts of short chunks run side by side: weights are read once for all."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class Row:
     """Fraction of tokens whose likeliest next token is the same."""
     perplexity: float
     """exp of the mean loss on the text's own next tokens."""
-    bytes_per_token: int
-    """Bytes of K and V of one token in all layers, scales included."""
+    bits: float
+    """Bits of pages for each element of K and V: codes, scales and padding."""
+    bits_at_context: float
+    """Bits for each element of a request of ``context`` tokens: with its raw rows, and whole pages."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,9 @@ class Report:
 
     model: str
     tokens: int
-    window: int
+    context: int
+    chunk: int
     perplexity: float
-    """Of f32 pages."""
-    bytes_per_token: int
     """Of f32 pages."""
     rows: tuple[Row, ...]
 
@@ -90,42 +93,61 @@ def measure(
     specs: Sequence[ModelSpecs],
     *,
     name: str = "model",
-    window: int | None = None,
+    context: int | None = None,
+    chunk: int | None = None,
     advance: Advance = lambda pages, done, total: None,
 ) -> Report:
-    """Run ``tokens`` through ``reference`` (f32 pages) and each of ``specs``, in windows of so many tokens.
+    """Run ``tokens`` through ``reference`` (f32 pages) and each of ``specs``, in contexts of so many tokens.
 
-    The default is 512, or all positions of a model with fewer. Every window begins anew at position 0.
-    Raises ``ArgumentError`` for a text or window that is too short or longer than the model's positions.
+    The default is 512, or all positions of a model with fewer. Every context begins anew at position 0.
+    ``chunk``: tokens of a context that go through the model together, the whole context by default. Blocks of
+    tokens become codes at the end of a chunk's append, before its queries read them: with short chunks a
+    query meets the recent tokens that a spec keeps, as in decoding. Contexts of short chunks run side by
+    side. Scales and means that must be given are measured on the first context.
+    Raises ``ArgumentError`` for a text or context that is too short or longer than the model's positions.
     """
-    import torch
-
-    window = min(512, model.max_positions) if window is None else window
-    if not 2 <= window <= model.max_positions:
-        raise ArgumentError(f"window = {window}: give 2 to {model.max_positions} tokens")
+    context = min(512, model.max_positions) if context is None else context
+    if not 2 <= context <= model.max_positions:
+        raise ArgumentError(f"context = {context}: give 2 to {model.max_positions} tokens")
+    chunk = context if chunk is None else min(chunk, context)
+    if chunk < 1:
+        raise ArgumentError(f"chunk = {chunk}: give at least one token")
     if len(tokens) < 2:
         raise ArgumentError(f"text of {len(tokens)} tokens: give at least 2")
-    runners = [_Runner(model, spec, window) for spec in (reference, *specs)]
+    contexts = list(_contexts(tokens, context))
+    beside = min(len(contexts), max(1, ROWS_AT_ONCE // chunk))
+    runners = []
+    for spec in (reference, *specs):
+        advance(f"{spec[0].name}: compiling", 0, len(tokens))
+        given = calibrate(model, spec, contexts[0])
+        runners.append(Runner(model, spec, given, context=context, beside=beside))
     ours = [_Sums() for _ in runners]
-    rows = targets = 0
-    for start, part in _windows(tokens, window):
-        advance(reference[0].name, start, len(tokens))
-        want_SV = runners[0].logits(part)
-        next_S = torch.tensor(part[1:])
-        ours[0].loss += _loss(want_SV[:-1], next_S)
-        for runner, sums in zip(runners[1:], ours[1:], strict=True):
-            advance(runner.name, start, len(tokens))
-            got_SV = runner.logits(part)
-            sums.loss += _loss(got_SV[:-1], next_S)
-            _compare(want_SV, got_SV, sums)
-        rows += len(part)
-        targets += len(part) - 1
+    done = rows = targets = 0
+    for first in range(0, len(contexts), beside):
+        group = contexts[first : first + beside]
+        for runner in runners:
+            runner.begin(len(group))
+        for start in range(0, len(group[0]), chunk):
+            parts = _parts(group, start, chunk)
+            next_S = _next_tokens(group, start, parts)
+            want_SV = None
+            for runner, sums in zip(runners, ours, strict=True):
+                advance(runner.name, done, len(tokens))
+                got_SV = runner.logits(parts)
+                sums.loss += _loss(got_SV, next_S)
+                if want_SV is None:
+                    want_SV = got_SV
+                else:
+                    _compare(want_SV, got_SV, sums)
+            done += len(next_S)
+            rows += len(next_S)
+            targets += int((next_S >= 0).sum())
     return Report(
         model=name,
         tokens=rows,
-        window=window,
+        context=context,
+        chunk=chunk,
         perplexity=math.exp(ours[0].loss / targets),
-        bytes_per_token=runners[0].bytes_per_token,
         rows=tuple(
             Row(
                 pages=runner.name,
@@ -133,52 +155,49 @@ def measure(
                 kl_largest=sums.largest,
                 top1_agreement=sums.same / rows,
                 perplexity=math.exp(sums.loss / targets),
-                bytes_per_token=runner.bytes_per_token,
+                bits=runner.bits(),
+                bits_at_context=runner.bits(context),
             )
             for runner, sums in zip(runners[1:], ours[1:], strict=True)
         ),
     )
 
 
-class _Runner:
-    """The model on one kind of pages, for one request at a time."""
-
-    def __init__(self, model: TransformersModel, specs: ModelSpecs, window: int) -> None:
-        self.model = model
-        self.name = specs[0].name
-        pages = -(-window // specs[0].cache.page_size)
-        self.store = PageStore(new_layers(built(specs), pages, layers=model.num_layers))
-
-    @property
-    def bytes_per_token(self) -> int:
-        pages = sum(layer.library.record.page_bytes() for layer in self.store.layers)
-        return round(pages / self.store.page_size)
-
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Logits (len(tokens), vocab_size) of a text that begins at position 0."""
-        sequence = PagedSequence(self.store)
-        sequence.reserve(len(tokens))
-        step = build_step([Rows(sequence, tokens, sample=True)])
-        every_row = replace(step, last_rows_S=step.positions_T)
-        found = self.model.forward(every_row, self.store.layers)
-        sequence.free()
-        return found
-
-
-def _windows(tokens: Sequence[int], window: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """Starts and parts; a last part of one token predicts nothing and is left out."""
-    for start in range(0, len(tokens), window):
-        part = tokens[start : start + window]
+def _contexts(tokens: Sequence[int], context: int) -> Iterator[Sequence[int]]:
+    """Parts of the text; a last one of one token predicts nothing and is left out."""
+    for start in range(0, len(tokens), context):
+        part = tokens[start : start + context]
         if len(part) > 1:
-            yield start, part
+            yield part
+
+
+def _parts(group: Sequence[Sequence[int]], start: int, chunk: int) -> list[tuple[int, Sequence[int]]]:
+    """(context, tokens) of those that have tokens left, short ones first as a step wants them."""
+    parts = [(at, tokens[start : start + chunk]) for at, tokens in enumerate(group) if start < len(tokens)]
+    return sorted(parts, key=lambda part: len(part[1]))
+
+
+def _next_tokens(
+    group: Sequence[Sequence[int]], start: int, parts: Sequence[tuple[int, Sequence[int]]]
+) -> Tensor:
+    """What follows each row of a step (rows,) int64; -1 for the last row of a context."""
+    import torch
+
+    found: list[int] = []
+    for at, tokens in parts:
+        found += [*group[at], -1][start + 1 : start + 1 + len(tokens)]
+    return torch.tensor(found)
 
 
 def _loss(logits_SV: Tensor, next_S: Tensor) -> float:
-    """Sum of -log p of the given next tokens."""
+    """Sum of -log p of the given next tokens; -1 is none."""
     from torch.nn import functional
 
-    parts = zip(logits_SV.split(ROWS), next_S.split(ROWS), strict=True)
-    return sum(float(functional.cross_entropy(a, b, reduction="sum").double()) for a, b in parts)
+    total = 0.0
+    for logits, following in zip(logits_SV.split(ROWS), next_S.split(ROWS), strict=True):
+        losses = functional.cross_entropy(logits, following, reduction="none", ignore_index=-1)
+        total += float(losses.double().sum())
+    return total
 
 
 def _compare(want_SV: Tensor, got_SV: Tensor, sums: _Sums) -> None:

@@ -11,7 +11,7 @@ from kvgen.errors import ArgumentError
 from kvgen.models.adaptor import TransformersModel
 from kvgen.models.catalog import PACKAGED, find_model
 from kvgen.models.checkpoint import has_tokenizer, load_model, load_tokenizer, stop_tokens
-from kvgen.models.pages import ModelSpecs, specs_for, specs_like
+from kvgen.models.pages import ModelSpecs, specs_for, specs_like, unknown_beforehand
 from kvgen.models.shape import check_supported, read_config
 from kvgen.models.text import TextStream
 from kvgen.runtime.engine import Engine
@@ -81,9 +81,11 @@ def choose_specs(
 ) -> ModelSpecs:
     """The specs of a model's pages: as ``spec``, which must match the model, or made for it."""
     if spec is None:
-        return specs_for(
-            loaded.model.shape, pages or default, page_size=16 if page_size is None else page_size
-        )
+        made = specs_for(loaded.model.shape, pages or default, page_size=page_size)
+        for wrong in unknown_beforehand(made[0]):
+            hint = "kvgen quality measures it; give another kind"
+            raise ArgumentError(f"--pages {pages}: {wrong.path}: {wrong.reason}; {hint}")
+        return made
     for option, value in (("--pages", pages), ("--page-size", page_size)):
         if value is not None:
             raise ArgumentError(f"{option} {value}: --spec or --library says that already; leave it out")

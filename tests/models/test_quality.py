@@ -14,7 +14,7 @@ from kvgen.models import quality
 from kvgen.models.bench import other_attention
 from kvgen.models.checkpoint import load_model
 from kvgen.models.extras import installed
-from kvgen.models.pages import PAGES, specs_for
+from kvgen.models.pages import specs_for
 from kvgen.models.quality import default_text, measure
 from kvgen.models.shape import LayerShape, ModelShape
 from tests.support.checkpoints import VOCABULARY, seeded
@@ -34,21 +34,33 @@ def tokens() -> list[int]:
 
 
 def test_fewer_bits_cost_more(model, tokens) -> None:
-    specs = [specs_for(model.shape, pages) for pages in PAGES]
-    report = measure(model, tokens, specs[0], specs, window=40, name="tiny")
+    specs = [specs_for(model.shape, pages) for pages in ("f32", "bf16", "int8")]
+    report = measure(model, tokens, specs[0], specs, context=40, name="tiny")
     same, bf16, int8 = report.rows
     assert (same.kl_nats, same.kl_largest, same.top1_agreement) == (0, 0, 1)
     assert same.perplexity == report.perplexity
     assert 0 < bf16.kl_nats < int8.kl_nats < 0.1
     assert bf16.kl_nats < bf16.kl_largest and int8.top1_agreement > 0.9
-    assert (report.model, report.tokens, report.window) == ("tiny", 90, 40)
-    # 2 layers, K and V, 2 heads, 16 elements; int8 has a scale of 4 bytes for each head and token.
-    assert [row.bytes_per_token for row in report.rows] == [512, 256, 160]
+    assert (report.model, report.tokens, report.context) == ("tiny", 90, 40)
+    # Rows of 16 elements; int8 has a scale of 4 bytes for each. 40 tokens have pages for 48.
+    assert [row.bits for row in report.rows] == [32, 16, 10]
+    assert [row.bits_at_context for row in report.rows] == [32 * 1.2, 16 * 1.2, 10 * 1.2]
+
+
+def test_chunks_and_neighbours_change_nothing_without_raw_tokens(model, tokens) -> None:
+    """Contexts side by side, the last one shorter, in chunks that end beside page ends."""
+    reference, int8 = (specs_for(model.shape, pages) for pages in ("f32", "int8"))
+    whole = measure(model, tokens, reference, [int8], context=40)
+    for chunk in (7, 13):
+        report = measure(model, tokens, reference, [int8], context=40, chunk=chunk)
+        assert (report.chunk, report.tokens) == (chunk, 90)
+        assert report.perplexity == pytest.approx(whole.perplexity, rel=1e-5)
+        assert report.rows[0].kl_nats == pytest.approx(whole.rows[0].kl_nats, rel=0.02)
 
 
 def test_the_perplexity_is_that_of_transformers(model, tokens) -> None:
-    report = measure(model, tokens[:41], specs_for(model.shape), [], window=40)
-    assert report.tokens == 40, "a last window of one token predicts nothing"
+    report = measure(model, tokens[:41], specs_for(model.shape), [], context=40)
+    assert report.tokens == 40, "a last context of one token predicts nothing"
     with other_attention(model.module, "eager") as module, torch.inference_mode():
         logits = module(torch.tensor([tokens[:40]])).logits[0, :-1]
     loss = functional.cross_entropy(logits, torch.tensor(tokens[1:40]))
@@ -87,19 +99,23 @@ def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> 
     logits = {"f32": torch.log(p).repeat(4, 1), "bf16": torch.log(torch.stack([p, q, q, q]))}
 
     class Known:
-        bytes_per_token = 0
-
-        def __init__(self, model, specs, window):
+        def __init__(self, model, specs, given, *, context, beside):
             self.name = specs[0].name
 
-        def logits(self, tokens):
+        def begin(self, requests):
+            assert requests == 1
+
+        def logits(self, parts):
             return logits[self.name]
 
-    monkeypatch.setattr(quality, "_Runner", Known)
+        def bits(self, length=None):
+            return 0.0
+
+    monkeypatch.setattr(quality, "Runner", Known)
     monkeypatch.setattr(quality, "ROWS", 3)
     shape = ModelShape((LayerShape(1, 1, 16, 16, 0.25),), vocab_size=3, max_positions=8)
     specs = [specs_for(shape, pages) for pages in ("f32", "bf16")]
-    report = measure(SimpleNamespace(max_positions=8), [0, 0, 1, 2], specs[0], specs[1:], window=4)
+    report = measure(SimpleNamespace(max_positions=8), [0, 0, 1, 2], specs[0], specs[1:], context=4)
     (row,) = report.rows
     assert row.kl_nats == pytest.approx(3 / 4 * kl)
     assert row.kl_largest == pytest.approx(kl)
@@ -109,13 +125,18 @@ def test_the_figures_of_known_distributions(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("window", [1, 257])
-def test_windows_that_cannot_be(model, tokens, window: int) -> None:
+def test_contexts_that_cannot_be(model, tokens, window: int) -> None:
     with pytest.raises(ArgumentError, match="2 to 256"):
-        measure(model, tokens, specs_for(model.shape), [], window=window)
+        measure(model, tokens, specs_for(model.shape), [], context=window)
 
 
-def test_the_window_of_a_short_model(model, tokens) -> None:
-    assert measure(model, tokens[:3], specs_for(model.shape), []).window == 256
+def test_the_context_of_a_short_model(model, tokens) -> None:
+    assert measure(model, tokens[:3], specs_for(model.shape), []).context == 256
+
+
+def test_a_chunk_of_nothing(model, tokens) -> None:
+    with pytest.raises(ArgumentError, match="chunk = 0: give at least one"):
+        measure(model, tokens, specs_for(model.shape), [], chunk=0)
 
 
 def test_a_text_of_one_token(model) -> None:
