@@ -104,7 +104,7 @@ class Codec:
         return cls(**{**values, "levels": tuple(values["levels"])})
 
 
-PACKED_STORAGE = {8: "u8", 4: "u4x2", 2: "u2x4", 1: "u1x8"}
+PACKED_STORAGE = {8: "u8x1", 4: "u4x2", 2: "u2x4", 1: "u1x8"}
 """Storage type of codes without one of their own, by their bits: bytes of so many."""
 
 

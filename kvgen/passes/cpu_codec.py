@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvgen.ir import PageRecord, Target, rules
+from kvgen.ir import PageRecord, Spec, Target, rules
 from kvgen.ir.plan import Constant
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.address import Address
 from kvgen.passes.cpu_attention import Answers, Inputs
+from kvgen.passes.cpu_encode import EncodePart, encode_parts
+from kvgen.passes.cpu_raw import raw_constants
 from kvgen.passes.cpu_rope import rotation
 from kvgen.passes.cpu_text import C_TYPES, SCALE_HELPERS, from_f32, reading, to_f32, writing
+from kvgen.passes.cpu_values import ValueRow, value_answers, value_row
 
 VECTORISED = {"avx512": ("round_int8", "round_e4m3"), "avx2": ("round_int8",), "portable": ()}
 """Roundings that each ISA row has instructions for; the others go number by number."""
@@ -127,42 +131,93 @@ def codec_answers(target: Target, helpers: set[str]) -> dict[str, Any]:
 
 def append_answers(given: Inputs) -> Answers:
     """Constants and answers of the append template; the variant is the type of the new rows."""
-    att, arch = given.spec.attention, given.target.arch
-    fields = {side: row_field(given, side) for side in given.spec.cache.fields}
-    rope = rotation(att, "post")
-    numbers = dict.fromkeys(fields, given.variant)
+    spec, arch = given.spec, given.target.arch
+    sides = spec.cache.fields
+    fields = {side: row_field(given, side) for side in sides if spec.direct(side)}
+    encoders = {side: encode_parts(spec, given.addresses, side) for side in sides if side not in fields}
+    rows = tuple(value_row(spec, given.addresses, side) for side in encoders)
+    parts = [part for found in encoders.values() for part in found]
+    rope = rotation(spec.attention, "post")
+    numbers = dict.fromkeys(sides, given.variant)
     if rope:
         # Rows are turned one at a time, in f32.
-        numbers["k"], fields["k"] = "f32", replace(fields["k"], together=1)
+        numbers["k"] = "f32"
+        fields |= {side: replace(field, together=1) for side, field in fields.items() if side == "k"}
     dynamic = any(field.scaled and not field.static for field in fields.values())
+    finds = any(part.scaled and not part.static for part in parts)
     more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
     more += rope.constants if rope else ()
-    if dynamic:
+    if dynamic or finds:
         more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))
+    more += raw_constants(spec)
     helpers = {name for side, field in fields.items() for name in field.encoders(numbers[side], arch)}
     helpers |= row_reading(given.variant) if rope else set()
+    helpers |= _value_helpers(spec, given, rows, encoders, numbers)
+    own = {name for part in parts for name in part.helpers} | {name for row in rows for name in row.writers}
     return tuple(more), {
         "fields": fields,
+        "sides": sides,
+        "encoders": encoders,
+        "encode_helpers": own,
         "number_dtypes": numbers,
         "rope": rope,
+        "raw": spec.cache.raw,
         "in_dtype": given.variant,
-        "quantised": any(field.scaled for field in fields.values()),
-        "dynamic_scales": dynamic,
+        "quantised": any(field.scaled for field in fields.values()) or any(part.scaled for part in parts),
+        "dynamic_scales": dynamic or finds,
         "rules": rules,
         "c_types": C_TYPES,
+        **value_answers(rows, given.target),
+        "value_helpers": tuple(name for name in VALUE_HELPERS if name in own),
         **codec_answers(given.target, helpers),
     }
 
 
+VALUE_HELPERS = ("small_to_f32", "e8m0_to_f32", "hadamard", "closed_end")
+"""Macros of ``cpp/_values.jinja`` that an append may need."""
+
+
+def _value_helpers(
+    spec: Spec,
+    given: Inputs,
+    rows: tuple[ValueRow, ...],
+    encoders: Mapping[str, tuple[EncodePart, ...]],
+    numbers: Mapping[str, str],
+) -> set[str]:
+    """Names of the row conversions that sides without writers of their own need."""
+    found: set[str] = set()
+    for row in rows:
+        found |= row_reading(numbers[row.side]) | row_reading(given.variant)
+        if row.raw:
+            found |= row_reading(row.raw_dtype) | row_writing(row.raw_dtype)
+    for part in (part for parts in encoders.values() for part in parts):
+        found |= row_writing(part.narrow) if part.narrow else set()
+        if any(s and "bf16_to_f32" in s.load for s in (part.values.scale, part.values.low)):
+            found.add("bf16_to_f32")
+    return found
+
+
 def gather_answers(given: Inputs) -> Answers:
     """Answers of the gather template; the variant is the type of the rows it writes."""
-    fields = {side: row_field(given, side) for side in given.spec.cache.fields}
+    spec = given.spec
+    direct = [side for side in spec.cache.fields if spec.direct(side)]
+    fields = {side: row_field(given, side) for side in direct}
+    rows = tuple(value_row(spec, given.addresses, side) for side in spec.cache.fields if side not in direct)
     helpers = {name for field in fields.values() for name in field.decoders(given.variant)}
-    return (), {
+    helpers |= {name for row in rows for name in row.scalars}
+    if rows and given.variant != "f32":
+        helpers |= row_writing(given.variant)
+    quantised = any(
+        spec.cache.quant(side).fmt.scaled or spec.cache.quant(side).segments for side in spec.cache.fields
+    )
+    return raw_constants(spec), {
         "fields": fields,
+        "sides": spec.cache.fields,
+        "raw": spec.cache.raw,
         "out_dtype": given.variant,
         "out_type": C_TYPES[given.variant],
-        "quantised": any(field.scaled for field in fields.values()),
+        "quantised": quantised,
+        **value_answers(rows, given.target),
         **codec_answers(given.target, helpers),
     }
 

@@ -9,6 +9,7 @@ C_TYPES = {
     "int8": "int8_t",
     "int4x2": "uint8_t",
     "e4m3": "uint8_t",
+    **dict.fromkeys(("e5m2", "e8m0", "u8x1", "u4x2", "u2x4", "u1x8"), "uint8_t"),
     "i32": "int32_t",
     "i64": "int64_t",
     "u8": "char",

@@ -22,6 +22,7 @@ POINTER = {
     "int8": "*i8",
     "int4x2": "*i8",
     "e4m3": "*i8",
+    **dict.fromkeys(("e5m2", "e8m0", "u8x1", "u4x2", "u2x4", "u1x8"), "*u8"),
     "i32": "*i32",
     "i64": "*i64",
     "u8": "*u8",
@@ -57,7 +58,7 @@ def qk_dot(spec: Spec, target: Target, codec: Codec) -> Dot:
         return Dot("int8", "", widen_text(q, "f32", target), "{}")  # q is split into digits from f32
     if codec.q == "units":
         return Dot("f16", "", widen_text(q, "f32", target), widen_text(codec.k.kind or k, "f16", target))
-    compute, precision = _common(q, k, target)
+    compute, precision = common(q, k, target)
     if target.interpreted and compute == "bf16":
         compute, precision = "f32", "ieee"
     have = codec.k.kind or k
@@ -70,7 +71,7 @@ def pv_dot(spec: Spec, target: Target, codec: Codec) -> Dot:
     if v == "f16" and q == "bf16":
         compute, precision = "f16", ""  # V exactly, and weights finer than bf16
     else:
-        compute, precision = _common(q, v, target)
+        compute, precision = common(q, v, target)
     have = codec.v.kind or v
     if target.interpreted and compute == "bf16":
         # The interpreter multiplies bf16 as if the bits were integers: keep the values, widen the type.
@@ -106,7 +107,7 @@ def needs_casts(target: Target, *dtypes: str) -> bool:
     return target.interpreted and "bf16" in dtypes
 
 
-def _common(q: str, stored: str, target: Target) -> tuple[str, str]:
+def common(q: str, stored: str, target: Target) -> tuple[str, str]:
     """The operand type that holds a query of type ``q`` and stored elements exactly."""
     if q == "f32":
         # AMD's matrix cores multiply f32. NVIDIA's do not: three tf32 products give 22 bits, within 2e-6,

@@ -1,24 +1,39 @@
 """codec: numbers to stored codes and back, bit for bit what a kernel must do.
 
-Everything is decided in f32, the type kernels compute in; only ``decode_values`` widens to f64,
-because a stored value is exact there. What each format stores for the odd values:
+Everything is decided in f32, the type kernels compute in; only ``decode_values`` widens to f64, because a
+stored value is exact there. A "block" is what shares a scale: a row (token, head), a run of d of it, or these
+over several tokens. What each codec stores for the odd values:
 
-====================  ==========================  ====================  ============================
-value                 f32, bf16, f16              token in the group    static scale
-====================  ==========================  ====================  ============================
-NaN                   a NaN (payload unspecified)  scale NaN, codes 0    code 0; e4m3: its NaN, 0x7f
-+inf, -inf            itself                      scale NaN, codes 0    +-qmax (saturated)
-too large for type    inf (IEEE round to nearest)  cannot happen         +-qmax (saturated)
-denormal f32          rounded, never flushed      as any other value    as any other value
-row amax < 2**-100    as it is                    scale 0, codes 0      as any other value
-====================  ==========================  ====================  ============================
+=======================  ====================  ============================  ==========================
+value                    f32, bf16, f16        a scale for each block        static scale
+=======================  ====================  ============================  ==========================
+NaN                      a NaN (any payload)   scale (and min) NaN, codes 0  integers and tables: the
+                                                                             code of 0; e4m3, e5m2: 0x7f;
+                                                                             floats without NaN: 0
++inf, -inf               itself                scale (and min) NaN, codes 0  largest code (saturated)
+too large for the type   inf (to nearest)      cannot happen; affine: a      largest code (saturated)
+                                               range that f32 has not counts
+                                               as inf
+denormal f32             rounded, not flushed  as any other value            as any other value
+-0.0                     itself                integers and tables as 0;     the same
+                                               floats keep the sign; the
+                                               minimum is +0.0
+amax below 2**-100       as it is              scale 0, codes 0              as any other value
+max - min below 2**-100  as it is              affine: min, scale 0, codes 0 (never affine)
+a scale rounded to 0     (none)                scale 0, codes 0              refused below 2**-100
+=======================  ====================  ============================  ==========================
 
-Scaled codes are int8, int4 (two's complement nibbles, packed as halves: byte j holds code j in its low half
-and code j + D/2 in its high one) and e4m3 (OCP e4m3fn). A "row" is what shares a scale: a (token, head), or
-a block of d of it. So a NaN or inf in one row makes that row read back as NaN and reaches no other row. A
-kernel finds it for free: the maximum over ``bits & 0x7fffffff`` taken as integers orders finite < inf < NaN,
-so the amax it needs anyway is >= 0x7f800000 exactly then.
-The stored NaN scale is the canonical 0x7fc00000, so writers agree in every byte.
+"codes 0" are the codes of the number 0: bits 0 in two's complement, in floats and where affine;
+2**(bits - 1) in offset binary (int3, int2); the level nearest to 0, of two the lower, in a table. Only tokens
+that are protected from quantisation in a block that others close have code bits 0 whatever the codec. A NaN
+scale is 0x7fc00000 in f32, 0x7e00 in f16, 0x7fc0 in bf16, 0x7f in e4m3, 0xff in e8m0, so that writers agree
+in every byte; scale 0 is byte 0, which in e8m0 reads as 2**-127. So a NaN or inf in one block makes that
+block read back as NaN and reaches no other. A kernel finds it for free: the maximum over
+``bits & 0x7fffffff`` taken as integers orders finite < inf < NaN, so the amax it needs anyway is
+>= 0x7f800000 exactly then.
+
+How codes lie in bytes is ``kvgen.reference.packing``'s, scales ``kvgen.reference.scales``', the arithmetic of
+a block ``kvgen.reference.blocks``'.
 """
 
 from __future__ import annotations
@@ -60,7 +75,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype("<u2"),
     "f16": np.dtype("<f2"),
     "int8": np.dtype("i1"),
-    **{name: np.dtype("u1") for name in ("int4x2", "e4m3", "e5m2", "e8m0", "u8", "u4x2", "u2x4", "u1x8")},
+    **{name: np.dtype("u1") for name in ("int4x2", "e4m3", "e5m2", "e8m0", "u8x1", "u4x2", "u2x4", "u1x8")},
 }
 """The numpy type that holds a storage type; bf16 and small floats as their bits."""
 
