@@ -242,6 +242,9 @@ def _check_scales(q: QuantSpec, path: str, problems: Problems) -> None:
     if q.affine and q.scale_dtype in ("e8m0", "e4m3"):
         reason = "affine codes have a minimum beside the scale, which this type cannot hold"
         note(problems, f"{path}.scale_dtype", q.scale_dtype, reason, "'f32', 'f16' or 'bf16'")
+    if q.fmt.measure == "rms" and q.scale_dtype == "e8m0":
+        reason = "a power of two stands for a block's largest magnitude, not for its mean square"
+        note(problems, f"{path}.scale_dtype", "e8m0", reason, "'f32', 'f16', 'bf16' or 'e4m3'")
     if q.outer is not None and (q.affine or q.static_scale):
         reason = "an outer scale multiplies scales that an append finds, without a minimum"
         note(problems, f"{path}.outer", dict.fromkeys(q.outer, 1), reason, "leave outer out")

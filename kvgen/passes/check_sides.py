@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import lcm
 from typing import Any
 
 from kvgen.ir import QuantSpec, RopeSpec
@@ -49,7 +48,7 @@ def check_transforms(sides: Sides, rope: RopeSpec | None, alias: bool, problems:
 
 
 def check_raw(cache: dict[str, Any], sides: Sides, problems: Problems) -> None:
-    """Refuse raw rows that protect nothing, and blocks of tokens that a page does not hold together."""
+    """Refuse raw rows that protect nothing."""
     if any(quant is None for quant in sides.values()):
         return
     quants = [quant for quant in sides.values() if quant is not None]
@@ -57,8 +56,3 @@ def check_raw(cache: dict[str, Any], sides: Sides, problems: Problems) -> None:
     for key in ("keep_first", "keep_last"):
         if cache[key] is not MISSING and cache[key] and not coded:
             note(problems, f"cache.{key}", cache[key], "neither K nor V is quantised", f"leave {key} out")
-    block = lcm(*(quant.tok_block for quant in quants if quant.spans))
-    size = cache["page_size"]
-    if size is not MISSING and size % block:
-        reason = f"K and V close blocks of {block} tokens together, which do not divide it"
-        note(problems, "cache.page_size", size, reason, f"{-(-size // block) * block} works")
