@@ -7,6 +7,7 @@ the reference codec makes of the values: there, only rounding may differ.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,8 @@ import numpy as np
 from kvgen import reference
 from kvgen.bench.contender import Contender, Scene, Tensor
 from kvgen.ir import Spec
-from kvgen.reference import codec
+from kvgen.passes.place import place
+from kvgen.tune.raw_rows import raw_pool
 
 ROUNDING = {"f32": 1e-3, "f16": 4e-3, "bf16": 1.5e-2}
 """Largest error of attention over the largest output, where only rounding to a type differs."""
@@ -90,19 +92,39 @@ class Expected:
         drawn = np.random.default_rng(0).permutation(total)[: max(0, most - 2)]
         return sorted({0, total - 1, *map(int, drawn)})
 
-    def oracle(self, spec: Spec, scales: Mapping[str, Any], params: Mapping[str, Any]) -> Arrays:
-        """The sampled rows from float64 arithmetic on the values as the spec stores them."""
+    def oracle(self, spec: Spec, known: Mapping[str, Any], params: Mapping[str, Any]) -> Arrays:
+        """The sampled rows from float64 arithmetic on the values as the spec stores them. ``known``: the
+        scales and means that its cache was given."""
         key = spec.hash
         if key not in self._stored:
             if self.scene.case.op in ("decode", "prefill"):
-                rows = [_attend_one(self.scene, row, spec, scales, params) for row in self.sample]
+                rows = [_attend_one(self.scene, row, spec, known, params) for row in self.sample]
                 self._stored[key] = {"out": np.stack(rows)}
             else:
-                self._stored[key] = {
-                    side: stored_values(getattr(self.scene, side)[self.sample], spec, side, scales)
-                    for side in ("k", "v")
-                }
+                self._stored[key] = self._moved(spec, known)
         return self._stored[key]
+
+    def _moved(self, spec: Spec, known: Mapping[str, Any]) -> Arrays:
+        """The sampled rows of K and V, of requests as the case has them."""
+        scene = self.scene
+        if spec.cache.raw is None:
+            k, v = stored_values(scene.k[self.sample], scene.v[self.sample], spec, known)
+            return {"k": k, "v": v}
+        found = []
+        for row in self.sample:
+            if scene.case.op == "append":
+                # The token came alone: before it lie zeros, as in a new cache.
+                at = offset_of(row, spec.cache.page_size)
+                k, v = (x[[row] * (at + 1)].clone() for x in (scene.k, scene.v))
+                k[:at], v[:at] = 0, 0
+                found.append([x[-1] for x in stored_values(k, v, spec, known)])
+                continue
+            end = next(end for end in scene.ends if row < end)
+            first = max((e for e in scene.ends if e < end), default=0)
+            k, v = stored_values(scene.k[first:end], scene.v[first:end], spec, known)
+            found.append([k[row - first], v[row - first]])
+        k, v = zip(*found, strict=True)
+        return {"k": np.stack(k), "v": np.stack(v)}
 
     def judge(self, contender: Contender, turn: int) -> list[Verdict]:
         """Compare all that a contender's call, made just before, has given."""
@@ -114,7 +136,8 @@ class Expected:
                 continue  # a part of k, which is looked at
             if spec is not None:
                 params = getattr(contender, "params", {})
-                stored = self.oracle(spec, getattr(contender, "scales", {}), params)[name]
+                known = {key: getattr(contender, key, {}) for key in ("scales", "means")}
+                stored = self.oracle(spec, known, params)[name]
                 error = _error(found[self.sample].double().numpy(), stored)
                 verdicts.append(Verdict(error, tolerance, name, oracle=True))
                 if self.scene.shape.options and name == "out":
@@ -136,18 +159,31 @@ def _error(found: Any, want: Any) -> float:
     return float(np.abs(found - want).max(initial=0.0)) / (top or 1.0)
 
 
-def stored_values(rows: Tensor, spec: Spec, side: str, scales: Mapping[str, Any]) -> Any:
-    """Rows [T, kv_heads, d] as f64, after the reference codec has stored and read them as the spec says."""
-    quant = spec.cache.quant(side)
-    x = rows.float().numpy()
-    if not quant.fmt.scaled:
-        return codec.decode_values(codec.store_float(x, quant.fmt.storage), quant.format)
-    if quant.static_scale:
-        scale = np.asarray(scales[side], dtype=np.float32)
-        wide = np.broadcast_to(scale if scale.size > 1 else scale.reshape(()), x.shape[:-1])
-        return codec.decode_values(codec.encode_static(x, wide, quant.format), quant.format, wide)
-    codes, found = codec.encode_rows(x, quant.format, quant.d_block)
-    return codec.decode_values(codes, quant.format, found, quant.d_block)
+def stored_values(k: Tensor, v: Tensor, spec: Spec, known: Mapping[str, Any]) -> tuple[Any, Any]:
+    """One request's rows [T, kv_heads, d] as f64, after the oracle has stored and read them as the spec says.
+
+    Neither is rotated by its position: nobody reads them back before that.
+    """
+    bare = dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, rope=None))
+    record, size, tokens = place(bare), spec.cache.page_size, len(k)
+    pages = np.arange(-(-tokens // size))
+    given: dict[str, Any] = {"scales": {}}
+    for name, _, per_head in spec.given_scales():
+        plane = name.rpartition("_")[0]
+        values = np.asarray(known["scales"][plane], dtype=np.float32)
+        given["scales"][plane] = values if per_head else values.reshape(())
+    given["means"] = {side: np.asarray(values) for side, values in known.get("means", {}).items()}
+    if spec.cache.raw is not None:
+        given["raw_rows"] = pages.astype(np.int32)
+    pools = reference.new_pools(record, len(pages)) | raw_pool(record, len(pages), 0)
+    rows = (k.float().numpy(), None if spec.cache.alias else v.float().numpy())
+    where = (bare, record, pools, len(pages))
+    if spec.cache.raw is not None:
+        reference.append_requests(*where, *rows, [pages], [tokens], [0, tokens], **given)
+    else:
+        reference.append(*where, *rows, np.arange(tokens), **given)
+    (keys,), (values,) = reference.gather(*where, [pages], [tokens], **given)
+    return keys, values
 
 
 def _request_of(scene: Scene, row: int) -> tuple[int, int]:
@@ -160,19 +196,14 @@ def _request_of(scene: Scene, row: int) -> tuple[int, int]:
 
 
 def _attend_one(
-    scene: Scene, row: int, spec: Spec, scales: Mapping[str, Any], params: Mapping[str, Any]
+    scene: Scene, row: int, spec: Spec, known: Mapping[str, Any], params: Mapping[str, Any]
 ) -> Any:
     """f64 [q_heads, v_head_dim]: one query by the oracle, over its request's keys as they are stored."""
     request, place = _request_of(scene, row)
     length, queries = scene.case.kv_lens[request], scene.case.q_lens[request]
     keys = slice(scene.ends[request] - length, scene.ends[request])
-    k = stored_values(scene.k[keys], spec, "k", scales)
-    v = k[..., : spec.attention.v_head_dim]
-    if not spec.cache.alias:
-        v = stored_values(scene.v[keys], spec, "v", scales)
-    (k,) = reference.keys_to_attend(spec, [k], params)
-    q = scene.q[row : row + 1].float().numpy()
-    q = codec.int8_rows(q) if spec.attention.qk == "int8" else q
+    k, v = stored_values(scene.k[keys], scene.v[keys], spec, known)
+    q, (k,) = reference.scored(spec, scene.q[row : row + 1].float().numpy(), [k], params, known.get("means"))
     # The oracle sees one query, and is told which of its request's it is.
     terms = reference.Terms(spec.attention, params).at(request, row - place, (place, queries))
     out, _ = reference.attend(q, [k], [v], q_starts=[0, 1], scale=scene.shape.scale, terms=terms)

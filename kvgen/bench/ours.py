@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
     from kvgen.library import Library
     from kvgen.runtime.cache import Cache
+
+LARGEST_SCALE = {"e4m3": 448.0}
+"""The largest scale of a block, where its type is too narrow for any."""
 
 MOST_POOL = 4 << 30
 """Most bytes of one pool: a narrow window in long requests reads little of what it needs to hold."""
@@ -38,7 +43,7 @@ class Ours:
         self.format = k if k == v else f"{k}/{v}"
         self.dtype = torch_type(self.spec.attention.q_dtype)
         self.page_size = self.spec.cache.page_size
-        self.scales = static_scales(scene, library)
+        self.scales, self.means = static_scales(scene, library), means_of(scene, library)
         self.sets = 1
         self.nbytes = 0
         self.tolerance = MOVED["f32"]
@@ -86,7 +91,9 @@ class Ours:
 
     def _new_cache(self, pages: int) -> None:
         """An empty cache whose memory was written: a pool of one shared page of zeros has no read limit."""
-        self.cache: Cache = self.library.new_cache(pages, scales=self.scales or None)
+        self.cache: Cache = self.library.new_cache(
+            pages, scales=self.scales or None, means=self.means or None
+        )
         for slab in self.cache.pools.values():
             slab.zero_()
 
@@ -104,12 +111,25 @@ class Ours:
                 at += need
                 tok = torch.arange(length)
                 slots.append(table[request, tok // size].long() * size + tok % size)
+            tables.append(table)
+            if self.spec.cache.raw is not None:
+                self._append_requests(table, lens, [0, *itertools.accumulate(lens)])
+                continue
             tok = torch.cat([torch.arange(n) for n in lens]).int()
             self.library.append(
                 self.cache, self.scene.k, self._values, torch.cat(slots), **self._turning(tok)
             )
-            tables.append(table)
         return tables
+
+    def _append_requests(self, table: torch.Tensor, lens: Sequence[int], starts: Sequence[int]) -> None:
+        """Append the scene's rows where some tokens are kept as they came: requests say where they go."""
+        import torch
+
+        ints = {"kv_lens": list(lens), "q_starts": list(starts)}
+        tables = {name: torch.tensor(values, dtype=torch.int32) for name, values in ints.items()}
+        params = self._turning(torch.tensor(list(lens))).get("params")
+        rows = (self.scene.k, self._values)
+        self.library.append(self.cache, *rows, page_table=table, **tables, params=params)
 
     def _read_back(self, table: torch.Tensor, lens: list[int]) -> dict[str, Tensor]:
         import torch
@@ -172,10 +192,25 @@ class Append(Ours):
         self._slots = append_slots(scene, self.nbytes, self.page_size)
         self.sets = len(self._slots)
         self._new_cache(-(-self.sets // self.page_size) * count)
+        if self.spec.cache.raw is not None:
+            # Each request has what came before its token in one page.
+            self._starts = torch.arange(count + 1, dtype=torch.int32)
+            self._tables = [
+                {
+                    "page_table": (slots // self.page_size).int().reshape(-1, 1),
+                    "kv_lens": (slots % self.page_size + 1).int(),
+                    "q_starts": self._starts,
+                }
+                for slots in self._slots
+            ]
 
     def call(self, turn: int) -> None:
         """One append."""
-        self.library.append(self.cache, self._k, self._v, self._slots[turn % self.sets], **self._turned)
+        if self.spec.cache.raw is None:
+            self.library.append(self.cache, self._k, self._v, self._slots[turn % self.sets], **self._turned)
+            return
+        tables, params = self._tables[turn % self.sets], self._turned.get("params")
+        self.library.append(self.cache, self._k, self._v, **tables, params=params)
 
     def results(self, turn: int) -> dict[str, Tensor]:
         """The rows, read back with gather."""
@@ -248,15 +283,23 @@ def token_bytes(record: PageRecord, page_size: int) -> float:
 
 
 def static_scales(scene: Scene, library: Library) -> dict[str, Any]:
-    """Scales for formats that an append cannot scale: the largest value of a head becomes the last code."""
-    found = {}
-    for side in library.spec.cache.fields:
-        quant = library.spec.cache.quant(side)
-        if quant.static_scale:
-            rows = getattr(scene, side).float().abs()
-            top = rows.amax((0, 2)) if "head" in quant.scale_dims else rows.max().reshape(1)
-            found[side] = top / float(quant.fmt.qmax or 1)
+    """Scales that an append cannot find: the largest value of a head becomes the last code; where blocks have
+    scales under an outer one, the last code under the largest scale."""
+    found, spec = {}, library.spec
+    quants = {part.plane: (side, part) for side in spec.cache.fields for part in spec.segments(side)}
+    for name, _, per_head in spec.given_scales():
+        plane, _, kind = name.rpartition("_")
+        side, part = quants[plane]
+        rows = getattr(scene, side)[..., part.start : part.start + part.size].float().abs()
+        top = rows.amax((0, 2)) if per_head else rows.max().reshape(1)
+        room = LARGEST_SCALE.get(part.quant.scale_dtype, 1.0) if kind == "outer" else 1.0
+        found[plane] = top / (float(part.quant.fmt.qmax or 1) * room)
     return found
+
+
+def means_of(scene: Scene, library: Library) -> dict[str, Any]:
+    """The mean of K over all tokens, where the spec subtracts one."""
+    return {"k": scene.k.float().mean(0)} if library.spec.cache.k.mean else {}
 
 
 def append_slots(scene: Scene, nbytes: int, page_size: int) -> list[torch.Tensor]:

@@ -30,7 +30,8 @@ def steps(raw: RawSpec, *, few: bool) -> list[list[tuple[int, int]]]:
     first, last, block, page = raw.keep_first, raw.keep_last, raw.block, raw.page_size
     edge = last + block
     decode = [(0, 1), (first, first + 1), (edge - 1, edge), (edge, edge + 1), (edge + page - 1, edge + page)]
-    chunks = [(0, edge + page + 3), (edge + 1, edge + 2 * page + 1), (3, 3), (0, 0), (first + 1, edge + 1)]
+    chunks = [(0, edge + page + 3), (edge + 1, edge + 2 * page + 1), (3, 3), (0, 0)]
+    chunks.append((min(first, edge) + 1, edge + 1))
     if few:
         return [decode[2:4], chunks[:1], chunks[1:3]]
     return [decode, chunks, [(0, max(3 * page, 160) + first)]]
