@@ -14,9 +14,11 @@ from kvgen.models import quality
 from kvgen.models.bench import other_attention
 from kvgen.models.checkpoint import load_model
 from kvgen.models.extras import installed
-from kvgen.models.pages import specs_for
+from kvgen.models.pages import specs_for, specs_stored_like
 from kvgen.models.quality import default_text, measure
+from kvgen.models.rotation import model_rope
 from kvgen.models.shape import LayerShape, ModelShape
+from kvgen.passes.validate import load_spec
 from tests.support.checkpoints import VOCABULARY, seeded
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
@@ -146,3 +148,16 @@ def test_a_text_of_one_token(model) -> None:
 
 def test_there_is_a_text_with_every_python() -> None:
     assert len(default_text()) > 100_000
+
+
+def test_k_before_its_rotation_is_the_same_k(model, tokens) -> None:
+    """transformers' rotation undone, and done again by the kernels: prefill's and decode's."""
+    rope = model_rope(model.module.config)
+    assert rope is not None
+    table = specs_for(model.shape)[0].to_dict()
+    table["attention"]["rope"] = {"theta": 3.0, "stored": "pre"}
+    spec = specs_stored_like(load_spec(table), model.shape, rope)
+    assert spec[0].attention.rope.theta == model.module.config.rope_parameters["rope_theta"]
+    for chunk in (None, 7):
+        report = measure(model, tokens, specs_for(model.shape), [spec], context=40, chunk=chunk)
+        assert report.rows[0].kl_largest < 1e-7 and report.rows[0].top1_agreement == 1
