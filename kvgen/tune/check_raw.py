@@ -29,7 +29,6 @@ def steps(raw: RawSpec, *, few: bool) -> list[list[tuple[int, int]]]:
     """Appends, each as the lengths of its requests before and after. ``few``: what an interpreter bears."""
     first, last, block, page = raw.keep_first, raw.keep_last, raw.block, raw.page_size
     edge = last + block
-    late = min(first, edge) + 1
     decode = [(0, 1), (first, first + 1), (edge - 1, edge), (edge, edge + 1), (edge + page - 1, edge + page)]
     chunks = [(0, edge + page + 3), (edge + 1, edge + 2 * page + 1), (3, 3), (0, 0)]
     chunks.append((min(first, edge) + 1, edge + 1))
