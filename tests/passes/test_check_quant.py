@@ -16,6 +16,7 @@ from kvgen.passes.verify import verify_record
 
 ROW = {"tok": 1, "head": 1}
 CHANNEL = {"tok": 32, "head": 1, "d": 1}
+HALF = {"size": 32, "format": "int8"}
 
 
 def spec(k: dict[str, Any], v: dict[str, Any] | None = None, **more: Any) -> Spec:
@@ -108,8 +109,8 @@ def test_raw_rows_follow_from_groups_and_from_what_is_kept() -> None:
         ({"segments": [{"size": 64, "format": "int8"}]}, "cache.k.segments", "2 to 8"),
         ({"segments": [{"size": 8, "format": "int8"}] * 2}, "cache.k.segments[0].size", "multiple of 16"),
         ({"segments": [{"size": 16, "format": "int8"}] * 2}, "cache.k.segments", "32 elements together"),
-        ({"segments": [{"size": 32, "format": "int8", "group": CHANNEL}] * 2}, "cache.k.segments[0].group", "whole rows"),
-        ({"segments": [{"size": 32, "format": "int8"}] * 2, "format": "int8"}, "cache.k.format", "each segment"),
+        ({"segments": [HALF | {"group": CHANNEL}] * 2}, "cache.k.segments[0].group", "whole rows"),
+        ({"segments": [HALF] * 2, "format": "int8"}, "cache.k.format", "each segment"),
     ],
 )  # fmt: skip
 def test_one_mistake(k: dict[str, Any], path: str, reason: str) -> None:
