@@ -24,11 +24,12 @@ from kvgen.passes.cpu_attention import (
 )
 from kvgen.passes.cpu_panels import LINE, digits
 from kvgen.passes.cpu_range import key_range
+from kvgen.passes.cpu_raw import raw_constants
 from kvgen.passes.cpu_rope import rotation
-from kvgen.passes.cpu_sides import Side, sides
+from kvgen.passes.cpu_sides import Side, fold, sides
 from kvgen.passes.cpu_terms import attention_terms, helper_texts, term_words
 from kvgen.passes.cpu_text import C_TYPES, from_f32, reading, to_f32, writing
-from kvgen.passes.lower import fold_site
+from kvgen.passes.cpu_values import value_answers
 from kvgen.passes.terms import masking, scoring
 
 _CONVERSIONS = ("bf16_to_f32", "f16_to_f32", "e4m3_to_f32")
@@ -76,7 +77,8 @@ def decode_answers(given: Inputs) -> Answers:
     prefetch = schedule.int("prefetch") == 1 and not (k.staged or v.staged)
     v_tail = (att.v_head_dim // (2 if v_packed else 1)) % v_step
     k_tail = 0 if k.panel else att.head_dim % k_step
-    folds = {side: fold_site(spec, side) for side in ("k", "v")}
+    folds = {side: fold(spec, side) for side in ("k", "v")}
+    values = tuple(side.value for side in (k, v) if side.value and side.staged)
     k_pitch = round_up(att.head_dim, lanes if k.panel else k_step)
     # Halves of codes have whole vectors of sums each.
     v_half = round_up(att.v_head_dim // 2, v_step) if v_packed else 0
@@ -104,7 +106,7 @@ def decode_answers(given: Inputs) -> Answers:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
     if sink:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
-    constants += (*terms.constants, *(rope.constants if rope else ()))
+    constants += (*terms.constants, *(rope.constants if rope else ()), *raw_constants(spec))
     per_chunk = REGISTER_TILE[target.arch] // row_block // (2 if v_packed or (v.pairs and not v.panel) else 1)
     answers: dict[str, Any] = {
         "multi": multi,
@@ -151,7 +153,9 @@ def decode_answers(given: Inputs) -> Answers:
         "q_type": C_TYPES[att.q_dtype],
         "q_operand": "uint16_t" if k.pairs else "float",
         "q_prepare": "source[d]" if k.pairs else to_f32(att.q_dtype, "source[d]"),
-        "out_convert": from_f32(att.q_dtype, "row[d] * factor" if sink else "row[d]"),
+        "out_convert": from_f32(
+            att.q_dtype, "x[d]" if v.value and v.value.norm else "row[d] * factor" if sink else "row[d]"
+        ),
         "k_operand": "vpairs" if k.pairs else "vf",
         "load_k": "load_pairs" if k.pairs else f"load_{k.row_format}",
         "load_q": "load_pairs" if k.pairs else "load_f32",
@@ -171,6 +175,11 @@ def decode_answers(given: Inputs) -> Answers:
         "k_run": run_along_d(given.record, "k") if k.stage.plain else 1,
         "v_run": run_along_d(given.record, "v") if v.stage.plain else 1,
         "stage_decode": {"k": k.stage, "v": v.stage},
+        "values": bool(values),
+        "raw": spec.cache.raw,
+        "k_value": k.value,
+        "v_value": v.value,
+        **value_answers(values, target),
         "k_column": k.column,
         "v_column": v.column,
         "score_scale": score_scale(folds["k"]),
@@ -242,6 +251,7 @@ def _helpers(
         scalar |= reading("bf16") | writing("bf16")  # an odd last key is halved
     for side in (k, v):
         scalar |= {name for name in _CONVERSIONS if name in side.stage.text}
+        scalar |= side.value.scalars if side.value else set()
     loads: set[str] = set()
     last: list[str] = []
     for side, tail in ((k, k_tail), (v, v_tail)):

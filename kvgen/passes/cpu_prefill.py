@@ -2,7 +2,8 @@
 
 Every row block of a unit reads the same panels, so bringing a tile into the form that the products want costs
 little, whatever its layout and format. Codes are multiplied as they are (they are exact in bf16), and scales
-meet the scores and the weights: nothing is dequantised.
+meet the scores and the weights: nothing is dequantised. Formats without operands of their own become f32
+numbers instead, as they go into the panels (``cpu_values``).
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from kvgen.passes.abi import PREFIX
 from kvgen.passes.cpu_attention import LANES, LOG2E, Answers, Inputs
 from kvgen.passes.cpu_codec import RowField, codec_answers, row_field, row_reading, row_writing
 from kvgen.passes.cpu_prefill_terms import term_answers
+from kvgen.passes.cpu_raw import raw_constants
 from kvgen.passes.cpu_rope import Rotation, rotation
+from kvgen.passes.cpu_sides import fold
 from kvgen.passes.cpu_text import C_TYPES, writing
-from kvgen.passes.lower import fold_site
+from kvgen.passes.cpu_values import ValueRow, value_answers, value_row
 from kvgen.passes.terms import masking
 
 VECTORS = {"avx512": 4, "avx2": 2, "portable": 2}
@@ -55,6 +58,8 @@ class PanelSide:
     """V: whether it goes into its panel from the rows of K that are at hand for theirs."""
     turn: Rotation | None
     """K: how a row is turned to its position when it is read."""
+    value: ValueRow | None
+    """How a row is read where it becomes numbers, scales and all."""
 
     @property
     def dtype(self) -> str:
@@ -99,10 +104,22 @@ class PanelSide:
     @property
     def scaled_rows(self) -> bool:
         """Whether scales are multiplied into a row: turning mixes elements of several blocks."""
-        return self.turn is not None and self.field.block > 0
+        return self.turn is not None and self.field.block > 0 and self.value is None
+
+    @property
+    def static(self) -> bool:
+        """Whether one factor, which is given, is on all that the panel holds."""
+        return self.field.static and self.value is None
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the rows of the tile to come are lines that can be fetched ahead."""
+        return self.field.contiguous and self.value is None
 
     def helpers(self) -> set[str]:
         """Names of the codec helpers that decoding a row needs."""
+        if self.value:
+            return self.value.scalars
         if self.field.storage == self.dtype:
             return set()
         return row_reading(self.field.storage) | (writing("bf16") if self.words == 2 else set())
@@ -129,7 +146,8 @@ def prefill_answers(given: Inputs) -> Answers:
         Constant("V_WORDS", _round_up(att.v_head_dim, v.words * lanes), "words of a row of the panel of V"),
         Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
     ]
-    constants += (*term_constants, *(k.turn.constants if k.turn else ()))
+    values = tuple(side.value for side in (k, v) if side.value and not side.shared)
+    constants += (*term_constants, *(k.turn.constants if k.turn else ()), *raw_constants(spec))
     if att.sink and not prefix:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
     if quantised:
@@ -145,7 +163,10 @@ def prefill_answers(given: Inputs) -> Answers:
         "k_side": k,
         "v_side": v,
         # Rows in pieces have no line of their own to fetch.
-        "prefetch_next": schedule.int("prefetch") == 1 and (k.field.contiguous or v.field.contiguous),
+        "prefetch_next": schedule.int("prefetch") == 1 and (k.fetched or v.fetched),
+        "values": bool(values),
+        "raw": spec.cache.raw,
+        **value_answers(values, target),
         "c_types": C_TYPES,
         "vectors": vectors,
         "fewer_vectors": list(range(1, vectors)),
@@ -175,26 +196,28 @@ def panel_sides(given: Inputs) -> tuple[PanelSide, PanelSide]:
 
 def _side(given: Inputs, side: str, words: int, shared: bool, turn: Rotation | None) -> PanelSide:
     spec, target = given.spec, given.target
-    att, field, fold = spec.attention, row_field(given, side), fold_site(spec, side)
+    att, field, site = spec.attention, row_field(given, side), fold(spec, side)
     seen = masking(spec, prefix=given.variant == PREFIX)
     width = att.head_dim if side == "k" else att.v_head_dim
     lanes, vectors = LANES[target.arch], VECTORS[target.arch]
     # A row is read in place where whole vectors hold it as the panel wants it.
     in_place = field.contiguous and width % (words * lanes) == 0
     same = field.storage == ("bf16" if words == 2 else "f32")
-    block = width if turn else min(fold.block or width, width)
+    block = width if turn else min(site.block or width, width)
+    value = None if spec.direct(side) else value_row(spec, given.addresses, side)
     return PanelSide(
         field=field,
         words=words,
-        copied=not (same and in_place) or turn is not None,
-        column=fold.site in ("score_column", "weight_column") and not (turn and fold.block),
+        copied=not (same and in_place) or turn is not None or value is not None,
+        column=site.site in ("score_column", "weight_column") and not (turn and site.block),
         blocks=-(-width // block),
         block=block,
-        rough=side == "v" and seen.predicate is not None and not spec.cache.v.fmt.integer,
+        rough=side == "v" and seen.predicate is not None and bool(value or not spec.cache.v.fmt.integer),
         chunks=_chunks(width, block, lanes, vectors) if side == "v" else (),
         plane="k" if spec.cache.alias else side,
         shared=shared,
         turn=turn,
+        value=value,
     )
 
 
@@ -204,6 +227,8 @@ def multiplies_pairs(spec: Spec, target: Target, side: str) -> bool:
     The stored elements must be exact in bf16, and so must be the query; weights may be rounded to bf16 where
     the result is, or where 8 bits are all that is asked for.
     """
+    if not spec.direct(side):
+        return False
     att = spec.attention
     loose = att.qk == "int8" if side == "k" else att.pv == "int8"
     exact = spec.cache.quant(side).fmt.storage in EXACT_IN_BF16
@@ -230,7 +255,7 @@ def _panel_names(k: PanelSide, v: PanelSide) -> list[str]:
 
 
 def _score_scale(spec: Spec, k: PanelSide) -> str:
-    if not k.field.static:
+    if not k.static:
         return "(float)a.score_scale"
     assert k.field.scale is not None
     return f"(float)a.score_scale * a.k_scale[{k.field.scale.c(head='u.head')}]"

@@ -1,8 +1,9 @@
 """K and V as decode reads them: panels, rows where they lie, or staged rows.
 
-A side has one of three forms. ``panel``: vectors of keys, read where they lie (``cpu_panels``). Rows: vectors
+A side has one of four forms. ``panel``: vectors of keys, read where they lie (``cpu_panels``). Rows: vectors
 run along d, which must be contiguous. Staged: a tile's rows are first copied, and unpacked where no vector
-operation reads the format, to rows in the thread's scratch: right for every layout, fast for none.
+operation reads the format, to rows in the thread's scratch: right for every layout, fast for none. Values:
+a format without operands of its own is staged as the f32 numbers that its codes stand for (``cpu_values``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from kvgen.passes.cpu_attention import Inputs
 from kvgen.passes.cpu_panels import Panel, k_panel, v_panel
 from kvgen.passes.cpu_rope import rotation
 from kvgen.passes.cpu_text import C_TYPES, to_f32
-from kvgen.passes.lower import fold_site
+from kvgen.passes.cpu_values import ValueRow, value_row
+from kvgen.passes.lower import FoldSite, fold_site
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Side:
     """Whether each key has a scale that goes into its score or weight."""
     blocks: int
     """Scales of a key."""
+    value: ValueRow | None = None
+    """How staged rows are read where they become numbers, scales and all."""
 
 
 def sides(given: Inputs, lanes: int) -> tuple[Side, Side]:
@@ -66,8 +70,15 @@ def sides(given: Inputs, lanes: int) -> tuple[Side, Side]:
     return k, replace(v, staged=False) if given.spec.cache.alias and not k.panel else v
 
 
+def fold(spec: Spec, side: str) -> FoldSite:
+    """Where the scale of ``k`` or ``v`` enters the attention; nowhere where numbers are staged."""
+    return fold_site(spec, side) if spec.direct(side) else FoldSite("none")
+
+
 def _turned(given: Inputs, k: Side) -> Side:
     """K whose rows are turned to their positions once they are staged, as f32."""
+    if k.value:
+        return k
     quant, address = given.spec.cache.k, given.addresses["k"]
     stage, _ = _stage(given.spec, "k", address, given.addresses.get("k_scale"))
     if stage.plain:
@@ -89,6 +100,9 @@ def _turned(given: Inputs, k: Side) -> Side:
 def _side(given: Inputs, side: str, lanes: int) -> Side:
     """The form of ``k`` or ``v``: panels where the layout has them, else rows, staged where they must be."""
     spec, target, address = given.spec, given.target, given.addresses[side]
+    if not spec.direct(side):
+        value = value_row(spec, given.addresses, side)
+        return Side(None, True, Stage(), "float", "f32", False, False, 1, value)
     quant = spec.cache.quant(side)
     # A bf16 query over bf16 rows multiplies pairs without conversion; weights are then rounded to bf16 too.
     pairs = "bf16" in target.features and spec.attention.q_dtype == "bf16" and quant.format == "bf16"
