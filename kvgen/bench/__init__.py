@@ -35,6 +35,7 @@ def bench(
     tune: str = "cache",
     schedule: Mapping[str, Mapping[str, Any]] | None = None,
     variants: bool = False,
+    formats: bool = False,
     say: Say = lambda stage, done, total, note: None,
 ) -> Report:
     """Time the specs on the CPU at hand; those of one attention (heads, sizes, masks) take turns.
@@ -42,15 +43,15 @@ def bench(
     ``cases`` None: the default set. ``threads``: default all usable, whatever ``settings`` says. Libraries
     are built as ``kvgen.build`` does. ``variants``: instead of the specs against each other, each registered
     mask, score and sink against the plain kernel of each spec (``kvgen.bench.variants``), without peers or
-    tuned schedules.
+    tuned schedules; ``formats``: likewise each registered codec against bf16 (``kvgen.bench.formats``).
     Raises what ``build`` raises, and ``ArgumentError`` for bad threads.
     """
     from kvgen.models.threads import using_threads
 
     with using_threads(threads) as count:
         settings = replace(settings or Settings(), threads=count)
-        if variants:
-            return _variants(specs, cases, settings, schedule, say)
+        if variants or formats:
+            return _against_plain(specs, cases, settings, schedule, say, formats=formats)
         libraries: dict[str, Library] = {}
         for at, (name, spec) in enumerate(names_of(specs).items()):
             say("compiling", at, len(specs), name)
@@ -64,13 +65,16 @@ def bench(
         return Report(facts, hashes, settings.waited() is not None, tuple(found))
 
 
-def _variants(
+def _against_plain(
     specs: Sequence[Spec],
     cases: Sequence[Case] | None,
     settings: Settings,
     schedule: Mapping[str, Mapping[str, Any]] | None,
     say: Say,
+    *,
+    formats: bool,
 ) -> Report:
+    from kvgen.bench.formats import measure_formats
     from kvgen.bench.variants import measure_variants
 
     def make(spec: Spec) -> Library:
@@ -78,11 +82,11 @@ def _variants(
         return assemble(spec, tune="off", schedule=schedule)
 
     chosen = [known.CASES[name] for name in known.VARIANT_CASES] if cases is None else cases
-    named = names_of(specs)
+    named, rows = names_of(specs), measure_formats if formats else measure_variants
     found = [
         report
         for name, spec in named.items()
-        for report in measure_variants(replace(spec, name=name), chosen, settings, say, make)
+        for report in rows(replace(spec, name=name), chosen, settings, say, make)
     ]
     hashes = {name: spec.hash for name, spec in named.items()}
     return Report(gather_facts(settings.threads), hashes, settings.waited() is not None, tuple(found))

@@ -126,14 +126,14 @@ def measure_variants(
             try:
                 made = measure(case, pair, (), settings, say)
             except (UnsupportedError, ArgumentError) as error:
-                yield _none(case, variant.plain, variant.name, str(error))
+                yield none_of(case, variant.plain, variant.name, str(error))
                 continue
             yield replace(made, case=f"{case.name}: {variant.name}")
         for name, reason in refused.items():
-            yield _none(case, spec, name, reason)
+            yield none_of(case, spec, name, reason)
 
 
-def _none(case: Case, spec: Spec, name: str, reason: str) -> CaseReport:
+def none_of(case: Case, spec: Spec, name: str, reason: str) -> CaseReport:
     return CaseReport(
         case=f"{case.name}: {name}",
         title=str(case),

@@ -67,6 +67,9 @@ Variants = Annotated[
         "--variants", help="Time each mask, score and sink against the plain kernel of SPEC instead."
     ),
 ]
+Formats = Annotated[
+    bool, typer.Option("--formats", help="Time each registered format against bf16 in SPEC instead.")
+]
 Compare = Annotated[
     str | None,
     typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json."),
@@ -109,6 +112,7 @@ def run(
     no_peers: NoPeers = False,
     list_peers: ListPeers = False,
     variants: Variants = False,
+    formats: Formats = False,
     pin: Pins = None,
     compare: Compare = None,
     plot: Plot = None,
@@ -172,20 +176,24 @@ def run(
     paths, file = json_file(specs or [], as_json)
     if not paths:
         raise ArgumentError("SPEC: none given; give a TOML file, or --model")
-    if variants and peers:
-        raise ArgumentError(f"--peers {peers[0]}: --variants compares kvgen with itself; give one of the two")
-    cases = chosen_cases(case, batch, context, queries, variants=variants)
+    if variants and formats:
+        raise ArgumentError("--formats: --variants compares other things; give one of the two")
+    alone = "--variants" if variants else "--formats" if formats else ""
+    if alone and peers:
+        raise ArgumentError(f"--peers {peers[0]}: {alone} compares kvgen with itself; give one of the two")
+    cases = chosen_cases(case, batch, context, queries, variants=bool(alone))
     from kvgen.bench import Settings
     from kvgen.commands.bench_run import run_specs
 
     run_specs(
         [read_spec(path) for path in paths],
         cases,
-        Settings(rounds=rounds or 15, seconds=seconds or (2.0 if variants else 8.0)),
+        Settings(rounds=rounds or 15, seconds=seconds or (2.0 if alone else 8.0)),
         variants=variants,
+        formats=formats,
         threads=threads,
         peers=peers or [],
-        no_peers=no_peers or variants,
+        no_peers=no_peers or bool(alone),
         pins=pin,
         against=compare,
         picture=plot,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvgen.bench.report import DISTURBED, OK, WRONG
@@ -47,17 +47,41 @@ def print_facts(report: Report, meaning: str) -> None:
 
 def print_variants(report: Report) -> None:
     """One table for each case and spec: a row for each mask, score and sink, beside its plain kernel."""
+    _print_pairs(report, VARIANT_COLUMNS, variant_row)
+    print_facts(report, "ratio: the variant's time over the plain kernel's in the same rounds.")
+
+
+def print_formats(report: Report) -> None:
+    """One table for each case and spec: a row for each codec, beside bf16."""
+    _print_pairs(report, FORMAT_COLUMNS, format_row)
+    what = "ratio: the format's time over bf16's in the same rounds; kB: bytes of cache that a call moves."
+    print_facts(report, what)
+
+
+def _print_pairs(report: Report, columns: Sequence[str], told: Callable[[CaseReport], list[str]]) -> None:
     tables: dict[str, list[CaseReport]] = {}
     for case in report.cases:
         tables.setdefault(f"{case.title}: {case.shape}, {_threads(report.facts.threads)}", []).append(case)
     for title, cases in tables.items():
-        rows = [variant_row(case) for case in cases]
-        output.table(VARIANT_COLUMNS, rows, title=title, right=VARIANT_COLUMNS[2:])
+        rows = [told(case) for case in cases]
+        output.table(columns, rows, title=title, right=columns[1:])
         for name, why in (each for case in cases for each in case.left_out.items()):
             output.line(f"{name}: left out: {why}")
         for row in (row for case in cases for row in case.rows if row.status == WRONG):
             output.line(f"{row.contender}: wrong: {row.message}")
-    print_facts(report, "ratio: the variant's time over the plain kernel's in the same rounds.")
+
+
+FORMAT_COLUMNS = ("format", "us", "bf16 us", "ratio", "+-", "kB", "of bf16's", "samples", "error")
+
+
+def format_row(case: CaseReport) -> list[str]:
+    """One codec of a case: its time and bytes, and what they are of bf16's."""
+    found = variant_row(case)
+    if not case.rows:
+        return [found[0], *["-"] * (len(FORMAT_COLUMNS) - 1)]
+    plain, coded = case.rows
+    moved = [f"{coded.nbytes / 1e3:.0f}", f"{coded.nbytes / plain.nbytes:.2f}" if plain.nbytes else "-"]
+    return [found[0], *found[2:6], *moved, *found[6:]]
 
 
 VARIANT_COLUMNS = ("variant", "beside", "us", "plain us", "ratio", "+-", "samples", "error")

@@ -17,7 +17,7 @@ from kvgen.bench.peers import registry
 from kvgen.bench.plot import draw, need_plot
 from kvgen.bench.report import WRONG, Report
 from kvgen.commands import output
-from kvgen.commands.bench_report import print_comparison, print_report, print_variants
+from kvgen.commands.bench_report import print_comparison, print_formats, print_report, print_variants
 from kvgen.commands.options import read_pins
 from kvgen.commands.progress import progress
 from kvgen.errors import ArgumentError
@@ -39,6 +39,7 @@ def run_specs(
     file: str | None,
     as_json: bool,
     variants: bool = False,
+    formats: bool = False,
 ) -> None:
     """Bench and tell; leaves with 1 where a kernel of kvgen's is wrong. The impossible is refused at once."""
     chosen = registry.choose(peers, no_peers)
@@ -61,6 +62,7 @@ def run_specs(
             settings=settings,
             schedule=schedule or None,
             variants=variants,
+            formats=formats,
             say=say,
         )
     data = report.to_json()
@@ -71,7 +73,9 @@ def run_specs(
     if as_json:
         output.print_json(data)
     else:
-        if variants:
+        if formats:
+            print_formats(report)
+        elif variants:
             print_variants(report)
         else:
             print_report(report, [] if no_peers or peers else registry.missing())
