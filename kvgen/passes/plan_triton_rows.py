@@ -11,7 +11,9 @@ from kvgen.ir import PageRecord, Plane, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.passes.lower import fold_site, lower_addresses
+from kvgen.passes.plan_triton_append import coded_append
 from kvgen.passes.plan_triton_codec import Reader, row_codec
+from kvgen.passes.plan_triton_coded import coded
 from kvgen.passes.plan_triton_pages import block_step
 from kvgen.passes.plan_triton_parts import Entry, params, split_d
 from kvgen.passes.plan_triton_tiles import Lane, Side, Tile, side
@@ -81,11 +83,21 @@ def row_answers(
     args: tuple[Arg, ...],
 ) -> Answers:
     """Answers, constants and facts of an op that is not attention."""
-    build = {"append": _append, "merge": _merge, "copy": _copy, "gather": _gather}[op]
+    coding = op == "append" and coded(spec)
+    build = {
+        "append": coded_append if coding else _append,
+        "merge": _merge,
+        "copy": _copy,
+        "gather": _gather,
+    }[op]
     answers, constants, facts = build(spec, record, schedule, target, variant)
     # Bytes of an append and of a gather must equal the oracle's: no a*b+c in one rounding there.
     fusion = op == "merge"
-    host_only = {"copy": {"num_pairs"}, "gather": {"batch", "max_kv_len"}}.get(op, set())
+    host_only = {
+        "append": {"batch", "max_new_len", "table_width"},
+        "copy": {"num_pairs"},
+        "gather": {"batch", "max_kv_len"},
+    }.get(op, set())
     named = [a.name for a in args if a.name not in host_only]
     entry = Entry(op, params(args, named), schedule.int("num_warps"), 3, fusion)
     return {**answers, "kernels": (entry,)}, constants, facts
@@ -158,6 +170,7 @@ def _append(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
     ways = (["keys rotated"] if rope else []) + (["quantised"] if quantising else [])
     on_the_way = f", {' and '.join(ways)} on the way" if ways else ""
     answers = {
+        "coded": False,
         "title": f"append: store new {rows} at their slots{on_the_way}.",
         "sides": sides,
         "turns": turns,

@@ -32,7 +32,7 @@ def turns_of(rope: RopeSpec, side: Side) -> Mapping[str, Turn]:
         start = tile.part.start + lane.shift
         if start < rope.dim:
             inside = start + tile.part.valid <= rope.dim
-            found[lane.tag] = _turn(rope, f"({name} + {lane.shift})" if lane.shift else name, inside)
+            found[lane.tag] = turn_of(rope, f"({name} + {lane.shift})" if lane.shift else name, inside)
     return found
 
 
@@ -44,7 +44,8 @@ def turn_constants(rope: RopeSpec, turns: Mapping[str, Turn]) -> tuple[Constant,
     return tuple(found)
 
 
-def _turn(rope: RopeSpec, at: str, inside: bool) -> Turn:
+def turn_of(rope: RopeSpec, at: str, inside: bool) -> Turn:
+    """The rotation of the elements ``at``; ``inside``: all of them turn."""
     limit = "" if inside else f"{at} < ROPE_DIM"
     if rope.pairing == "interleaved":
         return Turn(f"{at} ^ 1", f"{at} // 2", f"{at} % 2 == 0", limit)

@@ -103,6 +103,12 @@ def _prefill(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
 
 
 def _append(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
+    if (raw := plan.spec.cache.raw) is not None:
+        # The tokens of a request from the first that is raw before the call to its end.
+        tokens = raw.keep_last + raw.block - 1 + _int(values, "max_new_len")
+        tiles = _cdiv(tokens, int(plan.constant("SPAN"))) if _int(values, "max_new_len") else 0
+        grid = (tiles, plan.spec.attention.kv_heads, _int(values, "batch"))
+        return (Launch(plan.answers["kernels"][0], grid, {}),)
     rows = _rows(_int(values, "num_tokens"), plan.spec.attention.kv_heads, "KV heads")
     return (Launch(plan.answers["kernels"][0], (_cdiv(rows, int(plan.constant("ROWS"))),), {}),)
 
