@@ -89,9 +89,9 @@ def _symmetric(
     loaded = load_scale(stored, quant.scale_dtype)
     whole = (np.where(live, loaded, np.float32(1.0)) * above).astype(np.float32)
     live &= whole != 0.0
-    inv = (np.float32(1.0) / np.where(whole == 0.0, np.float32(1.0), whole)).astype(np.float32)
     take = live[:, None, ..., None]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # under an outer scale the product may be denormal
+        inv = (np.float32(1.0) / np.where(whole == 0.0, np.float32(1.0), whole)).astype(np.float32)
         scaled = np.where(take, rows, np.float32(0.0)) * inv[:, None, ..., None]
     codes = np.where(take, numbers_to_codes(scaled, quant), zero_code(quant))
     return codes, stored, None
