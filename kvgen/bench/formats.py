@@ -82,8 +82,8 @@ def measure_formats(
 ) -> Iterator[CaseReport]:
     """Each codec beside bf16, case by case, in turns of one run; the first row of a report is bf16's.
 
-    ``make`` gives their libraries, which should have schedules of one kind. What is refused is a report without
-    rows that says why.
+    ``make`` gives their libraries, which should have schedules of one kind. What is refused is a
+    report without rows that says why.
     """
     rows, refused = formats_of(spec)
     libraries: dict[str, Library] = {}
