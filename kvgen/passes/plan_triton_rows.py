@@ -14,6 +14,7 @@ from kvgen.passes.lower import fold_site, lower_addresses
 from kvgen.passes.plan_triton_append import coded_append
 from kvgen.passes.plan_triton_codec import Reader, row_codec
 from kvgen.passes.plan_triton_coded import coded
+from kvgen.passes.plan_triton_gather import coded_gather
 from kvgen.passes.plan_triton_pages import block_step
 from kvgen.passes.plan_triton_parts import Entry, params, split_d
 from kvgen.passes.plan_triton_tiles import Lane, Side, Tile, side
@@ -83,12 +84,12 @@ def row_answers(
     args: tuple[Arg, ...],
 ) -> Answers:
     """Answers, constants and facts of an op that is not attention."""
-    coding = op == "append" and coded(spec)
+    coding = coded(spec)
     build = {
         "append": coded_append if coding else _append,
         "merge": _merge,
         "copy": _copy,
-        "gather": _gather,
+        "gather": coded_gather if coding else _gather,
     }[op]
     answers, constants, facts = build(spec, record, schedule, target, variant)
     # Bytes of an append and of a gather must equal the oracle's: no a*b+c in one rounding there.
@@ -215,6 +216,7 @@ def _gather(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
     )
     rows = "keys (values are a part of them)" if spec.cache.alias else "keys and values"
     answers = {
+        "coded": False,
         "title": f"gather: the {rows} of each request, contiguous and dequantised to {variant}.",
         "sides": sides,
         "codec": row_codec(spec),

@@ -1,7 +1,8 @@
-"""append of the Triton backend, tile by tile, interpreted: the oracle's bytes of every storage."""
+"""append and gather of the Triton backend, code by code, interpreted: the oracle's bytes and values."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,24 @@ def test_requests_keep_raw_rows_and_close_blocks_as_the_oracle_does(name: str) -
         where = (spec, theirs.record, theirs.bytes, 12)
         reference.append_requests(*where, to_numpy(k), to_numpy(v), table, lens, starts, **known)
         assert_same_bytes(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [*CASES, *(f"raw-{name}" for name in RAW)])
+def test_gather_returns_what_codes_and_raw_rows_stand_for(name: str) -> None:
+    raw = name.startswith("raw-")
+    spec = spec_of(*(RAW[name[4:]] if raw else CASES[name]), page=12)
+    spec = replace(spec, attention=replace(spec.attention, rope=None))
+    lens, width = [0, 5, 26], spec.attention.head_dim
+    pools = Pools(spec, 8)
+    table = pools.fill(lens)
+    outs = {side: torch.full((31, 2, width), float("nan")) for side in ("k", "v")}
+    values: dict[str, Any] = pools.values() | {
+        "page_table": torch.from_numpy(table), "table_stride": table.shape[1], "batch": 3, "max_kv_len": 26,
+        "kv_lens": torch.tensor(lens, dtype=torch.int32), "kv_starts": torch.tensor([0, 0, 5]),
+    }  # fmt: skip
+    for side, out in outs.items():
+        values |= {f"{side}_out": out, f"{side}_out_stride_tok": 2 * width, f"{side}_out_stride_head": width}
+    kernel("gather", spec, variant="f32", tile=16).launch(values)
+    want = reference.gather(spec, pools.record, pools.bytes, 8, table, lens, **pools.known)
+    for out, rows in zip(outs.values(), want, strict=True):
+        np.testing.assert_allclose(out.numpy(), np.concatenate(rows), rtol=1e-5, atol=2e-6)
