@@ -42,20 +42,15 @@ def check_append(
         raise ArgumentError(f"kv_lens[{at}] = {new[at]}: {known}; make a longer rope_table")
     live = new > old
     open_end = closed_end(raw, old)
-    # Old tokens that are open yet, and the new ones: theirs are the pages that are written to.
+    # Pages of old tokens that may become codes, and of new ones.
     first = np.where(live, np.minimum(old, np.maximum(open_end, raw.keep_first)), new)
     check.check_pages(table, first // raw.page_size, -(-new // raw.page_size), cache.num_pages)
     closing = np.minimum(closed_end(raw, new), old)
-    need_rows(
-        cache,
-        table,
-        [
-            (np.maximum(open_end, raw.keep_first), np.where(live, closing, 0)),
-            (old, np.where(live, np.minimum(new, raw.keep_first), 0)),
-            (np.maximum(old, closed_end(raw, new)), np.where(live, new, 0)),
-        ],
-    )
-    _check_owned(raw, table, first, new)
+    turned = np.maximum(open_end, raw.keep_first), np.where(live, closing, 0)
+    protected = old, np.where(live, np.minimum(new, raw.keep_first), 0)
+    fresh = np.maximum(old, closed_end(raw, new)), np.where(live, new, 0)
+    need_rows(cache, table, [turned, protected, fresh])
+    _check_owned(raw, table, [turned, (old, new)])
 
 
 def check_read(cache: Cache, table: Any, kv_lens: Any, first_page: Any) -> None:
@@ -117,13 +112,15 @@ def _no_row(row: int, count: int) -> str:
     return f"its raw row is {row}, but there are rows 0 to {count - 1}: give raw_rows such"
 
 
-def _check_owned(raw: RawSpec, table: Any, first: Any, end: Any) -> None:
-    """Tokens that an append writes, or may turn into codes later, must be one request's only."""
+def _check_owned(raw: RawSpec, table: Any, runs: list[tuple[Any, Any]]) -> None:
+    """Tokens that an append writes or turns into codes (``runs``, of each request) must be one request's."""
     ids = table.numpy()
+    first, end = (np.concatenate([run[at] for run in runs]) for at in (0, 1))
     counts = np.maximum(0, end - first)
     owner = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
     token = np.arange(counts.sum()) + (first - starts)[owner]
+    owner %= len(ids)
     slot = ids[owner, token // raw.page_size].astype(np.int64) * raw.page_size + token % raw.page_size
     order = np.argsort(slot, kind="stable")
     twice = np.flatnonzero(slot[order][1:] == slot[order][:-1])
@@ -131,6 +128,6 @@ def _check_owned(raw: RawSpec, table: Any, first: Any, end: Any) -> None:
         a, b = owner[order[twice[0]]], owner[order[twice[0] + 1]]
         page = slot[order[twice[0]]] // raw.page_size
         raise ArgumentError(
-            f"page_table: requests {a} and {b} both append behind the same open tokens of page {page}; copy "
-            "the page for one of them first"
+            f"page_table: requests {a} and {b} both write to the same tokens of page {page}, or turn them "
+            "into codes; copy the page for one of them first"
         )

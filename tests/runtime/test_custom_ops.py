@@ -9,15 +9,28 @@ import torch
 
 from kvgen.errors import ArgumentError
 from kvgen.ir import Spec
+from kvgen.passes.validate import load_spec
 from kvgen.runtime.custom_ops import TorchOps
 from tests.support.engines import library
 from tests.support.specs import make_spec
 
-# f32: two planes of one type in one slab; int8: four planes of two types; head: scales that no op writes.
+RAW = {
+    "name": "raw",
+    "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "q_dtype": "f32"},
+    "cache": {
+        "page_size": 8,
+        "k": {"format": "int8", "group": {"head": 1, "tok": 2}, "mean": True},
+        "v": {"format": "int8", "group": {"head": 1}},
+    },
+}
+
+# f32: two planes of one type in one slab; int8: four planes of two types; static: scales that no op writes;
+# raw: blocks of two tokens, of which one stays open, a mean and scales.
 SPECS = {
     "f32": make_spec("f32", "f32", page_size=8, kv_heads=2, group=2, head_dim=32),
     "int8": make_spec("int8-token", "int8-token", page_size=8, kv_heads=2, group=2, head_dim=32),
     "static": make_spec("int8-head", "f32", page_size=8, kv_heads=2, group=2, head_dim=32),
+    "raw": load_spec(RAW),
 }
 
 
@@ -33,6 +46,10 @@ class Case:
             torch.tensor([3], dtype=torch.int32),
         )
         self.starts = torch.tensor([0, 1], dtype=torch.int32)
+        self.where: dict[str, Any] = {"slots_T": self.slots}
+        if spec.cache.raw is not None:
+            rows = torch.tensor([0, 3], dtype=torch.int32)
+            self.where = {"page_table": self.table, "kv_lens": self.lens, "q_starts": rows}
         self.src, self.dst = torch.tensor([1], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
         self.outs, self.lses = (
             torch.randn(2, 3, 4, 32, generator=noise),
@@ -41,12 +58,13 @@ class Case:
 
     def cache(self) -> Any:
         sides = [side for side in "kv" if self.lib.spec.cache.quant(side).static_scale]
-        return self.lib.new_cache(8, scales={side: [0.02, 0.03] for side in sides} or None)
+        means = {"k": torch.linspace(0, 1, 64).view(2, 32)} if self.lib.spec.cache.k.mean else None
+        return self.lib.new_cache(8, scales={side: [0.02, 0.03] for side in sides} or None, means=means)
 
     def arguments(self, op: str, cache: Any) -> tuple[Any, ...]:
         planes = tuple(cache.planes.values())
         return {
-            "append": (self.k, self.v, self.slots, *planes),
+            "append": (self.k, self.v, *self.where.values(), *planes),
             "decode": (self.q, *planes, self.table, self.lens),
             "prefill": (self.q, *planes, self.table, self.lens, self.starts),
             "merge": (self.outs, self.lses),
@@ -68,7 +86,7 @@ def test_opcheck(name: str, op: str) -> None:
 def test_only_what_is_written_is_marked(name: str) -> None:
     case = Case(SPECS[name])
     cache = case.cache()
-    stored = {plane.name for plane in case.lib.record.planes}
+    stored = {plane.name for plane in (*case.lib.record.planes, *case.lib.record.raw)}
     for op in ("append", "copy", "decode", "prefill", "merge", "gather"):
         schema = getattr(cache.ops, op).default._schema
         marked = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
@@ -82,7 +100,7 @@ def test_a_step_compiles_whole(name: str, backend: str) -> None:
     lib = case.lib
 
     def step(cache: Any, q: Any) -> tuple[Any, ...]:
-        lib.append(cache, case.k, case.v, case.slots)
+        lib.append(cache, case.k, case.v, **case.where)
         lib.copy(cache, case.src, case.dst)
         out, lse = lib.decode(q * 2, cache, case.table, case.lens)
         more, lse_more = lib.prefill(q, cache, case.table, case.lens, case.starts, scale=0.5)

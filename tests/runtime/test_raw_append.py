@@ -47,7 +47,7 @@ def call(spec: Any = SPEC, rows: int | None = None, reserve: Any = (), **changes
         ({"kv_lens": ints(10, 1)}, r"kv_lens\[1\] = 1: request 1 has 2 new rows, and kv_lens counts them"),
         ({"page_table": ints([2, 6], [4, 99])}, r"page_table\[0, 1\] = 6: the pool has pages 0 to 5"),
         ({"page_table": ints([2, 3], [4, 3]), "kv_lens": ints(10, 9)},
-         "requests 0 and 1 both append behind the same open tokens of page 3; copy the page"),
+         "requests 0 and 1 both write to the same tokens of page 3, or turn them into codes; copy"),
         ({"params": {"rope_table": torch.zeros(9, 8)}}, r"params\['rope_table'\]: this op reads no such"),
         ({"v_THD": torch.zeros(5, 2, 64).half()}, "v: dtype float16, not float32"),
     ],
