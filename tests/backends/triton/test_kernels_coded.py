@@ -212,3 +212,33 @@ def test_gather_returns_what_codes_and_raw_rows_stand_for(name: str) -> None:
     want = reference.gather(spec, pools.record, pools.bytes, 8, table, lens, **pools.known)
     for out, rows in zip(outs.values(), want, strict=True):
         np.testing.assert_allclose(out.numpy(), np.concatenate(rows), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["packed", "signed", "segments"])
+def test_copy_moves_every_plane_of_a_page_wherever_it_lies(name: str) -> None:
+    pools = Pools(spec_of(*CASES[name], page=16), 4)
+    rng = np.random.default_rng(0)
+    for pool in pools.bytes.values():
+        pool[:] = rng.integers(0, 256, pool.shape, np.uint8)
+    want = {key: pool.copy() for key, pool in pools.bytes.items()}
+    for plane in pools.record.planes:
+        whole = view(want, pools.record, plane.name, 4)
+        whole[[0, 3]] = whole[[2, 1]].copy()
+    pages = {"src_pages": torch.tensor([2, 1]).int(), "dst_pages": torch.tensor([0, 3]).int()}
+    kernel("copy", pools.spec).launch(pools.values() | pages | {"num_pairs": 2})
+    for key, pool in pools.bytes.items():
+        np.testing.assert_array_equal(pool, want[key])
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "target"),
+    [
+        ("append", "raw-channels", "sm_90"),
+        ("append", "packed", "gfx942"),
+        ("gather", "nv", "sm_80"),
+    ],
+)
+def test_compiled_rows_spill_nothing(op: str, name: str, target: str) -> None:
+    found = RAW[name[4:]] if name.startswith("raw-") else CASES[name]
+    facts = kernel(op, spec_of(*found, page=12), target, "bf16").resources()[op]
+    assert facts["spill_bytes"] == 0 and facts["spilled_registers"] == 0
