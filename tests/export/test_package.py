@@ -43,8 +43,8 @@ def inputs() -> dict[str, Any]:
     }
 
 
-def expected(given: dict[str, Any], spec: Any = SPEC) -> list[Any]:
-    lib = build(spec, "cpu-portable", tune="off")
+def expected(given: dict[str, Any], lib: Any = None) -> list[Any]:
+    lib = lib or build(SPEC, "cpu-portable", tune="off")
     cache = lib.new_cache(8)
     lib.append(cache, given["k"], given["v"], **given["where"])
     lib.copy(cache, given["src"], given["dst"])
