@@ -173,7 +173,7 @@ def append_answers(given: Inputs) -> Answers:
     }
 
 
-VALUE_HELPERS = ("small_to_f32", "e8m0_to_f32", "hadamard", "closed_end")
+VALUE_HELPERS = ("small_to_f32", "e8m0_to_f32", "widen_half", "hadamard", "closed_end")
 """Macros of ``cpp/_values.jinja`` that an append may need."""
 
 

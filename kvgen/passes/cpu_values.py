@@ -48,6 +48,8 @@ class ValueScale:
     address: Address
     load: str
     """C++ text of an f32, with %s for the stored element."""
+    half: bool
+    """Whether it is stored as f16."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class ValuePart:
     def unpacked(self) -> bool:
         """Whether codes are taken from their bytes first."""
         return self.planes[0].packed > 1 or bool(self.levels)
+
+    @property
+    def blocks(self) -> str:
+        """How many scales a row has where it has several, in C++."""
+        return self.count if self.block == 1 else str(self.size // max(1, self.block))
+
+    def halves(self, scale: ValueScale) -> bool:
+        """Whether ``scale`` is a row of f16 numbers side by side, which vectors widen at once."""
+        return self.block == 1 and scale.half and scale.address.stride("d") == 1
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class ValueRow:
         )
         found = [name for name in ("small_to_f32", "e8m0_to_f32") if name in text]
         found += ["look_up"] if any(part.levels for part in self.parts) else []
+        found += ["widen_half"] if self.widens else []
         found += ["hadamard"] if self.norm else []
         return (*found, "closed_end") if self.raw else tuple(found)
 
@@ -116,7 +128,14 @@ class ValueRow:
         """Macros that writing it needs, beside those of its codes."""
         found = ["hadamard"] if self.norm else []
         found += ["closed_end"] if self.raw else []
-        return (*found, "small_to_f32") if "small_to_f32" in self.raw_load else tuple(found)
+        found += ["small_to_f32", "widen_half"] if self.raw and self.raw_dtype == "f16" else []
+        return tuple(found)
+
+    @property
+    def widens(self) -> bool:
+        """Whether rows of f16 numbers are read: raw rows, or scales of each element."""
+        scales = [(p, s) for p in self.parts for s in (p.scale, p.low) if s]
+        return bool(self.raw and self.raw_dtype == "f16") or any(p.halves(s) for p, s in scales)
 
     @property
     def scalars(self) -> set[str]:
@@ -194,7 +213,7 @@ def value_part(part: Segment, addresses: Mapping[str, Address], whole: str = "")
 
 
 def _scale(name: str, dtype: str, addresses: Mapping[str, Address]) -> ValueScale:
-    return ValueScale(name, C_TYPES[dtype], addresses[name], _load(dtype))
+    return ValueScale(name, C_TYPES[dtype], addresses[name], _load(dtype), dtype == "f16")
 
 
 def _load(dtype: str) -> str:
