@@ -9,28 +9,27 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.passes.address import Address
 from kvgen.passes.lower import fold_site
 from kvgen.passes.plan_triton_codec import Codec, codec_for
 from kvgen.passes.plan_triton_kernels import (
-    SPLIT_ROW,
     entries,
     head_of_row,
+    kernel_constants,
     live_rows,
+    loads_of_edges,
     row_tile,
-    split_row,
     summary,
 )
-from kvgen.passes.plan_triton_mask import Mask
 from kvgen.passes.plan_triton_pages import View, lookup_for
 from kvgen.passes.plan_triton_parts import aligned, split_d
 from kvgen.passes.plan_triton_rules import rules_for
 from kvgen.passes.plan_triton_tiles import outputs, side
 from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text, widen_text
 from kvgen.passes.plan_triton_unturned import check_turning, reads_unturned, turned_cuts, turning_for
+from kvgen.passes.plan_triton_valued import is_valued, valued_kernel
 from kvgen.passes.plan_triton_words import word_address, word_plane
 
 
@@ -52,6 +51,8 @@ def attention_answers(
     lookup = lookup_for(spec.cache.page_size, tile, target, att.head_dim)
     if turned := reads_unturned(spec):
         check_turning(spec)
+    if is_valued(spec):
+        return valued_kernel(op, spec, record, schedule, target, variant, addresses, args)
     codec = codec_for(spec, target, record)
     readers = {"k": codec.k, "v": codec.v}
     worded = tuple(name for name in spec.cache.fields if readers[name].word > 1)
@@ -84,6 +85,7 @@ def attention_answers(
     }
     fold = {name: fold_site(spec, name) for name in ("k", "v")}
     answers: dict[str, Any] = rules.answers | {
+        "values": False,
         "ragged": ragged,
         "rows": rows,
         "soft": "H" if folded else "M",
@@ -115,7 +117,7 @@ def attention_answers(
         "wild": bool(mask.by_row) and (not spec.cache.v.fmt.scaled or _nan_codes(spec)),
         "sum_late": op == "decode",
         "unroll": schedule.int("unroll") if op == "decode" and not mask.never_full else 1,
-        "edges": _edges(op, spec, schedule, mask),
+        "edges": loads_of_edges(op, spec, schedule, mask),
         "bf16_casts_used": needs_casts(target, att.q_dtype, spec.cache.k.format, spec.cache.v.format),
         # Quotients by a power of two are shifts, which the compiler repeats rather than keeps.
         "again": ragged and (att.group & (att.group - 1) != 0 or (op == "prefill" and rules.crowded)),
@@ -136,27 +138,7 @@ def attention_answers(
     constants = []
     if codec.q == "digits":
         constants.append(Constant("DIGIT", codec.digit, "low digits per high digit of q"))
-    constants += [
-        Constant("GROUP", att.group, "query heads that share one KV head"),
-        Constant("ROWS", rows, "query rows of a tile: (token, head of the group) packed"),
-        Constant("TILE", tile, "keys of a tile"),
-        Constant("PAGE", spec.cache.page_size, "tokens of a page"),
-    ]
-    if op == "decode" and (ragged or answers["row_tiles"] > 1):
-        constants.append(Constant("KV_HEADS", att.kv_heads, "KV heads"))
-    constants += rules.constants
-    if op == "decode" or answers["wild"]:
-        constants.append(Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"))
-    if op == "decode":
-        split = schedule.int("split_tokens")
-        if split % tile:
-            raise UnsupportedError(f"split_tokens = {split} must be a multiple of tile = {tile}")
-        constants += [
-            Constant("Q_HEADS", att.q_heads, "query heads"),
-            Constant("SPLIT_TOKENS", split, "keys of a split"),
-            Constant(SPLIT_ROW, split_row(spec), "floats of a split's state: output, then logsumexp"),
-            Constant("MERGE_ROWS", 16 if target.interpreted else 1, "rows that one program merges"),
-        ]
+    constants += kernel_constants(op, spec, schedule, target, answers, rules)
     facts = (
         Fact(f"pages are looked up by {lookup.kind}", f"page {spec.cache.page_size}, tile {tile}"),
         Fact(
@@ -166,15 +148,6 @@ def attention_answers(
         Fact(f"weights.v is computed in {pv.compute} {pv.precision}".rstrip(), f"V {spec.cache.v.format}"),
     )
     return answers, tuple(constants), facts
-
-
-def _edges(op: str, spec: Spec, schedule: Schedule, mask: Mask) -> str:
-    """How masked tiles are loaded: ``plain``, into registers, or ``async``, through the pipeline."""
-    if mask.never_full:  # they are the main loop
-        return "async"
-    if op == "prefill":
-        return str(schedule["edges"])
-    return "async" if spec.cache.alias else "plain"  # a tile of K that holds V too is wide
 
 
 def _multiples(spec: Spec, record: PageRecord, codec: Codec) -> dict[str, int]:

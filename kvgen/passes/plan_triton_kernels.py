@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
-from kvgen.ir import Schedule, Spec
-from kvgen.ir.plan import Arg
+from kvgen.errors import UnsupportedError
+from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir.plan import Arg, Constant
 from kvgen.passes.plan_triton_codec import Codec
+from kvgen.passes.plan_triton_mask import Mask
 from kvgen.passes.plan_triton_parts import Entry, params, scalar
+from kvgen.passes.plan_triton_rules import Rules
 
 DECODE_ROWS = 8
 """Longest query that decode is meant for (longer ones run, in more row tiles)."""
@@ -82,6 +86,44 @@ def entries(
         Entry("decode_split", split, warps, stages),
         Entry("merge_splits", (*merge, scalar("num_splits", "splits of the grid")), 1, 4),
     )
+
+
+def kernel_constants(
+    op: str, spec: Spec, schedule: Schedule, target: Target, answers: Mapping[str, Any], rules: Rules
+) -> list[Constant]:
+    """The constants of decode and prefill. Raises UnsupportedError where a split is not whole tiles."""
+    att, tile = spec.attention, schedule.int("tile")
+    constants = [
+        Constant("GROUP", att.group, "query heads that share one KV head"),
+        Constant("ROWS", answers["rows"], "query rows of a tile: (token, head of the group) packed"),
+        Constant("TILE", tile, "keys of a tile"),
+        Constant("PAGE", spec.cache.page_size, "tokens of a page"),
+    ]
+    if op == "decode" and (answers["ragged"] or answers["row_tiles"] > 1):
+        constants.append(Constant("KV_HEADS", att.kv_heads, "KV heads"))
+    constants += rules.constants
+    if op == "decode" or (answers["wild"] and not answers["values"]):
+        constants.append(Constant("V_HEAD_DIM", att.v_head_dim, "elements of an output row"))
+    if op == "decode":
+        split = schedule.int("split_tokens")
+        if split % tile:
+            raise UnsupportedError(f"split_tokens = {split} must be a multiple of tile = {tile}")
+        constants += [
+            Constant("Q_HEADS", att.q_heads, "query heads"),
+            Constant("SPLIT_TOKENS", split, "keys of a split"),
+            Constant(SPLIT_ROW, split_row(spec), "floats of a split's state: output, then logsumexp"),
+            Constant("MERGE_ROWS", 16 if target.interpreted else 1, "rows that one program merges"),
+        ]
+    return constants
+
+
+def loads_of_edges(op: str, spec: Spec, schedule: Schedule, mask: Mask) -> str:
+    """How masked tiles are loaded: ``plain``, into registers, or ``async``, through the pipeline."""
+    if mask.never_full:  # they are the main loop
+        return "async"
+    if op == "prefill":
+        return str(schedule["edges"])
+    return "async" if spec.cache.alias else "plain"  # a tile of K that holds V too is wide
 
 
 def summary(spec: Spec, op: str, words: tuple[str, ...]) -> tuple[str, ...]:

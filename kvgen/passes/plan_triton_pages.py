@@ -114,7 +114,7 @@ class View:
         if not self.parts:
             tok = {"pages": "tok_P", "runs": "tok_P", "page": "tok_T"}.get(self.lookup.kind)
             name = self._fixed("")
-            return (f"{name} = {self._sum(base, self.address.triton(tok=tok) if tok else '0')}",)
+            return (f"{name} = {self._sum(base, self._tok(tok) if tok else '0')}",)
         return tuple(f"{self._fixed(p.tag)} = {self._sum(base, self._interior(p))}" for p in self.parts)
 
     def locate(self) -> str:
@@ -159,7 +159,13 @@ class View:
         if self.lookup.kind == "flat":
             return self.address.triton(d=d)
         tok = "tok_P[:, None]" if self.lookup.grouped else "tok_T[:, None]"
-        return self.address.triton(tok=tok, d=f"{d}[None, :]")
+        if self.address.of("tok"):
+            return self.address.triton(tok=tok, d=f"{d}[None, :]")
+        return self._sum(self._tok(tok), self.address.triton(d=f"{d}[None, :]"))
+
+    def _tok(self, tok: str) -> str:
+        """The tokens' places: of their shape also where all tokens of a page share one."""
+        return self.address.triton(tok=tok) if self.address.of("tok") else f"{tok} * 0"
 
     def _slot(self) -> str:
         return "slot_T" if self.lookup.page_size > 1 else ""

@@ -18,7 +18,7 @@ from functools import cache
 from importlib import resources
 
 from kvgen.errors import UnsupportedError
-from kvgen.ir import Schedule, Spec, Target
+from kvgen.ir import QuantSpec, Schedule, Spec, Target
 from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.schedule import Knob
 from kvgen.passes.terms import masking
@@ -136,9 +136,15 @@ def load_space(template: str) -> Space:
     )
 
 
+def _widest(quant: QuantSpec) -> QuantSpec:
+    """The storage of most of a row."""
+    return max(quant.segments, key=lambda own: own[0])[1] if quant.segments else quant
+
+
 def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
     """The facts that constraints may name."""
     att, cache_ = spec.attention, spec.cache
+    k, v = _widest(cache_.k), _widest(cache_.v)
     # Plain masks are known for what they are: sympy would cost a command that compiles nothing half its time.
     masks = masking(spec) if att.options else None
     return {
@@ -158,12 +164,12 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "windowed": att.window is not None,
         "dense_mask": any({"q", "kv"} <= set(param.dims) for param in att.params),
         "q_dtype": att.q_dtype,
-        "k_bytes": DTYPE_BYTES[cache_.k.fmt.storage],
-        "v_bytes": DTYPE_BYTES[cache_.v.fmt.storage],
-        "k_format": cache_.k.format,
-        "v_format": cache_.v.format,
-        "k_blocks": att.head_dim // (cache_.k.d_block or att.head_dim),
-        "v_blocks": att.v_head_dim // (cache_.v.d_block or att.v_head_dim),
+        "k_bytes": DTYPE_BYTES[k.fmt.storage],
+        "v_bytes": DTYPE_BYTES[v.fmt.storage],
+        "k_format": k.format,
+        "v_format": v.format,
+        "k_blocks": att.head_dim // (k.d_block or att.head_dim),
+        "v_blocks": att.v_head_dim // (v.d_block or att.v_head_dim),
         "qk": att.qk,
         "k_static": cache_.k.static_scale,
         "v_static": cache_.v.static_scale,
