@@ -25,11 +25,12 @@ from kvgen.passes.plan_triton_kernels import (
 )
 from kvgen.passes.plan_triton_pages import View, lookup_for
 from kvgen.passes.plan_triton_parts import aligned, split_d
+from kvgen.passes.plan_triton_raw import is_valued
 from kvgen.passes.plan_triton_rules import rules_for
 from kvgen.passes.plan_triton_tiles import outputs, side
 from kvgen.passes.plan_triton_types import needs_casts, pv_dot, qk_dot, store_text, widen_text
 from kvgen.passes.plan_triton_unturned import check_turning, reads_unturned, turned_cuts, turning_for
-from kvgen.passes.plan_triton_valued import is_valued, valued_kernel
+from kvgen.passes.plan_triton_valued import valued_kernel
 from kvgen.passes.plan_triton_words import word_address, word_plane
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kvgen.errors import UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Arg, Constant, Fact
 from kvgen.passes.address import Address
@@ -33,6 +32,7 @@ from kvgen.passes.plan_triton_kernels import (
 from kvgen.passes.plan_triton_mask import Mask, segments
 from kvgen.passes.plan_triton_pages import Lookup, View, lookup_for
 from kvgen.passes.plan_triton_parts import DPart, aligned, split_d
+from kvgen.passes.plan_triton_raw import check_valued, raw_lines, raw_mask
 from kvgen.passes.plan_triton_rules import rules_for
 from kvgen.passes.plan_triton_types import Dot, common, store_text, widen_text
 from kvgen.passes.plan_triton_values import ValueLane, ValueSegment, number_lines, scale_text, value_segment
@@ -63,30 +63,6 @@ class ValueSide:
     def lanes(self) -> tuple[tuple[ValueSegment, ValueLane], ...]:
         """Every operand with its segment."""
         return tuple((seg, lane) for seg in self.segments for lane in seg.lanes)
-
-
-def is_valued(spec: Spec) -> bool:
-    """Whether attention goes this way."""
-    return not (spec.direct("k") and spec.direct("v"))
-
-
-def check_valued(spec: Spec) -> None:
-    """Raise UnsupportedError for what Triton kernels cannot read as numbers."""
-    att = spec.attention
-    if att.rope is not None and att.rope.stored == "pre":
-        raise UnsupportedError(
-            'attention.rope.stored = "pre" with codecs that become numbers as they are read: Triton kernels '
-            'turn keys of bf16, f16, f32, int8, int4 and e4m3 only; rope.stored = "post" works'
-        )
-    if att.pv == "int8":
-        raise UnsupportedError(
-            'attention.pv = "int8": Triton kernels have no 8-bit weights; use pv = "exact"'
-        )
-    if att.qk == "int8" and (spec.cache.raw is not None or spec.cache.k.segments):
-        raise UnsupportedError(
-            'attention.qk = "int8" with raw tokens or segments of cache.k: not all keys are codes; use '
-            'qk = "exact"'
-        )
 
 
 def valued_codec(spec: Spec, target: Target) -> Codec:
@@ -189,37 +165,6 @@ def index_lines(sides: Mapping[str, ValueSide], views: Mapping[str, View]) -> tu
                 index = f"({index}) % {tops[view.name]}"
             found.append(f"{view.d(part)} = {index}")
     return tuple(found)
-
-
-def raw_mask(mask: Mask, spec: Spec) -> Mask:
-    """The mask of a kernel that reads raw rows in masked tiles only."""
-    raw = spec.cache.raw
-    if raw is None or mask.never_full:
-        return mask
-    lo, hi = mask.full_lo, mask.full_hi
-    if raw.keep_first:
-        lo = "KEEP_FIRST" if lo == "0" else f"tl.maximum({lo}, KEEP_FIRST)"
-    hi = "closed_end" if hi == "kv_len" else f"tl.minimum({hi}, closed_end)"
-    return replace(mask, full_lo=lo, full_hi=hi, peels_front=mask.peels_front or raw.keep_first > 0)
-
-
-def raw_lines(spec: Spec) -> tuple[tuple[str, ...], tuple[Constant, ...], str]:
-    """Lines after ``kv_len``, constants, and the condition [T] under which a key is raw."""
-    raw = spec.cache.raw
-    if raw is None:
-        return (), (), ""
-    left = "tl.maximum(kv_len - KEEP_LAST, 0)" if raw.keep_last else "kv_len"
-    end = f"{left} // RAW_BLOCK * RAW_BLOCK" if raw.block > 1 else left
-    constants = (
-        [Constant("RAW_BLOCK", raw.block, "tokens that become codes together")] if raw.block > 1 else []
-    )
-    if raw.keep_last:
-        constants.append(Constant("KEEP_LAST", raw.keep_last, "last tokens that stay as they came, at least"))
-    condition = "key_T >= closed_end"
-    if raw.keep_first:
-        constants.append(Constant("KEEP_FIRST", raw.keep_first, "first tokens that stay as they came"))
-        condition = f"(key_T < KEEP_FIRST) | ({condition})"
-    return (f"closed_end = {end}  # tokens from here on are raw",), tuple(constants), condition
 
 
 def valued_outs(v: ValueSide, spec: Spec, op: str) -> tuple[ValueOut, ...]:
