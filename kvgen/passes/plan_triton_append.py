@@ -233,6 +233,7 @@ def coded_append(
     who = "tokens of one request" if raw else "rows (token, KV head)"
     answers = {
         "coded": True,
+        "least_warps": max((_warps(p) for p in parts), default=1),
         "title": f"append: store new {keys} as codes"
         + (", and as they came." if raw else " at their slots."),
         "lines": [
@@ -254,6 +255,12 @@ def coded_append(
     }
     fact = Fact("no FMA contraction", "codes must equal the oracle's, byte by byte")
     return answers, tuple(constants), (fact,)
+
+
+def _warps(part: CodedPart) -> int:
+    """Warps that a tile of tokens that share scales needs to lie in registers: 32 numbers for each thread."""
+    # At most 8: with 255 registers a thread, more would not fit a multiprocessor.
+    return max(1, min(8, part.rows * part.tile.width // 1024)) if part.spans else 1
 
 
 def helpers(parts: list[CodedPart]) -> tuple[tuple[Encoder, ...], tuple[ScaleType, ...]]:

@@ -100,7 +100,8 @@ def row_answers(
         "gather": {"batch", "max_kv_len"},
     }.get(op, set())
     named = [a.name for a in args if a.name not in host_only]
-    entry = Entry(op, params(args, named), schedule.int("num_warps"), 3, fusion)
+    warps = max(schedule.int("num_warps"), answers.get("least_warps", 1))
+    entry = Entry(op, params(args, named), warps, 3, fusion)
     return {**answers, "kernels": (entry,)}, constants, facts
 
 
