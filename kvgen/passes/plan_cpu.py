@@ -41,7 +41,7 @@ def plan_cpu(
     used = set(_CONSTANTS_OF[op])
     if spec.cache.alias and op in ("append", "gather"):
         used.remove("V_HEAD_DIM")  # only K's rows move
-    if op == "gather" and variant == "f32":
+    if op == "gather" and variant == "f32" and spec.cache.raw is None:
         # Rows of segments are read piece by piece, into their place.
         used -= {n for side, n in (("k", "HEAD_DIM"), ("v", "V_HEAD_DIM")) if spec.cache.quant(side).segments}
     constants = [c for c in constants if c.name in used] + list(more)
