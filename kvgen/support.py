@@ -14,7 +14,7 @@ from kvgen.builder import assemble
 from kvgen.errors import SpecError, UnsupportedError
 from kvgen.ir import Spec
 from kvgen.ir.plan import OPS
-from kvgen.ir.quant import FORMATS, GROUPS, Format
+from kvgen.ir.quant import FORMATS, GROUPS, SCALE_DTYPES, Format
 from kvgen.passes.validate import load_spec
 from kvgen.targets import TARGETS
 from kvgen.variants import definitions, positions
@@ -29,7 +29,11 @@ GROUPS_OF_HEADS = (1, 5, 7, 16, 32, 71, 128)
 """Query heads for each KV head."""
 HEAD_DIMS = (16, 24, 64, 72, 80, 128, 192, 256, 512, 576)
 BLOCK = 32
-"""Elements of d that share a scale, in rows about such blocks."""
+"""Elements of d, or tokens, that share a scale, in rows about such blocks."""
+ROW: Mapping[str, int] = {"head": 1, "tok": 1}
+CHANNEL: Mapping[str, int] = {"head": 1, "tok": BLOCK, "d": 1}
+RENDERED = ("cpu-portable", "sm_90")
+"""Targets for which kernels are rendered too; the same templates make those of the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +90,12 @@ def _feature(
     k: Mapping[str, Any] = BF16,
     v: Mapping[str, Any] | None = None,
 ) -> Feature:
-    cache = {"page_size": 16, "k": k, "v": k if v is None else v}
+    return _stored(group, name, attention, ops, {"page_size": 16, "k": k, "v": k if v is None else v})
+
+
+def _stored(
+    group: str, name: str, attention: Mapping[str, Any], ops: tuple[str, ...], cache: Mapping[str, Any]
+) -> Feature:
     return Feature(group, name, {"attention": {**BASE, **attention}, "cache": cache}, ops)
 
 
@@ -110,13 +119,62 @@ def _heads() -> Iterator[Feature]:
 
 
 def _formats() -> Iterator[Feature]:
-    for fmt in FORMATS.values():
+    for fmt in (fmt for fmt in FORMATS.values() if fmt.fast):
         for words, table in _tables(fmt):
             yield _feature("Formats of K and V", f"{fmt.name}{words}", {}, MOVES, table)
             if fmt.integer and "d" not in table["group"]:
                 rough = {"qk": "int8", "pv": "int8"}
                 name = f"{fmt.name}{words}; qk, pv = int8"
                 yield _feature("Formats of K and V", name, rough, ATTEND, table)
+    for fmt in FORMATS.values():
+        for words, table in _examples(fmt):
+            cache = {"page_size": BLOCK, "k": table, "v": table}
+            yield _stored("More formats of K and V", f"{fmt.name}{words}", {}, MOVES, cache)
+    yield from _places()
+
+
+def _places() -> Iterator[Feature]:
+    """Where scales lie and of what type they are, what is done to rows first, and which stay as they came."""
+    int8: Mapping[str, Any] = {"format": "int8", "group": ROW}
+    rotated = {**int8, "transform": "hadamard"}
+    cut = {"size": 128 - BLOCK, **int8}, {"size": BLOCK, "format": "bf16"}
+    latent = {"size": 512, "format": "e4m3", "group": {**ROW, "d": 128}}, {"size": 64, "format": "bf16"}
+    rows: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]] = {
+        **{f"scales in {dtype}": ({**int8, "scale_dtype": dtype},) * 2 + ({},) for dtype in SCALE_DTYPES[1:]},
+        "scales in a pool of their own": ({**int8, "scales": "pool"},) * 2 + ({},),
+        "scales behind the codes of their row": ({**int8, "scales": "inline"},) * 2 + ({},),
+        "rotated by Hadamard": (rotated, rotated, {}),
+        "K without its mean": ({**int8, "mean": True}, int8, {}),
+        "rows in two segments": ({"segments": list(cut)}, int8, {}),
+        "the first 4 tokens as they came": (int8, int8, {"keep_first": 4}),
+        "the last 32 tokens as they came": (int8, int8, {"keep_last": 32}),
+    }
+    title = "Scales, transforms and raw tokens (int8, a scale per head and token)"
+    for name, (k, v, more) in rows.items():
+        yield _stored(title, name, {}, MOVES, {"page_size": BLOCK, "k": k, "v": v, **more})
+    mla = {"q_heads": 128, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
+    k = {"segments": list(latent), "scales": "inline"}
+    name = "MLA: 512 in e4m3 with a scale per 128, 64 in bf16, inline"
+    yield _stored(title, name, mla, MOVES, {"page_size": 64, "k": k, "v": {"alias": "k"}})
+
+
+def _examples(fmt: Format) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tables of a format that ``_tables`` does not have: its example, its affine codes, channels over
+    tokens."""
+    if fmt.keys:
+        yield "", {"format": fmt.name}
+        return
+    if not fmt.scaled:
+        return
+    own = {"format": fmt.name, "group": ROW, **fmt.example}
+    if not fmt.fast:
+        yield (", affine" if own.get("affine") else ""), own
+        if fmt.integer:
+            yield ", symmetric", {**own, "affine": False}
+    elif fmt.integer:
+        yield ", affine", {**own, "affine": True}
+    plain = {key: value for key, value in own.items() if key != "transform"}
+    yield f", channels over {BLOCK} tokens", {**plain, "group": CHANNEL}
 
 
 def _tables(fmt: Format) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,7 +199,12 @@ def answer(feature: Feature, target: str) -> Answer:
     for op in feature.ops:
         try:
             for variant in ("single", "multi") if op == "decode" else ("",):
-                library.source(op, variant)
+                if target in RENDERED:
+                    library.source(op, variant)
+                else:
+                    library.backend.plan(
+                        op, library.spec, library.record, library.schedules[op], library.target, variant
+                    )
         except UnsupportedError as error:
             refused[op] = _words(error)
     return Answer(refused)
@@ -185,7 +248,7 @@ def section(cells: Mapping[Feature, Mapping[str, Answer]], notes: dict[str, int]
 HEAD = """# What works where
 
 Generated by `python -m kvgen.support > docs/support.md`: each row is one spec, whose kernels were planned
-and rendered for each target. Masks, score terms, sinks and position schemes stand as in the examples of
+for each target. Masks, score terms, sinks and position schemes stand as in the examples of
 `kvgen list`. A number refers to the message that kvgen gives before anything is compiled; where only some
 ops are refused, they are named."""
 
