@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 from kvgen.ir import LayoutSpec, QuantSpec
@@ -155,7 +154,7 @@ def _check_levels(fmt: Codec, q: dict[str, Any], path: str, problems: Problems) 
                 return False
         return True
     hint = "3 to 16 ascending numbers, for example [-1.0, -0.3, 0.3, 1.0]"
-    numbers = isinstance(levels, list) and all(type(x) in (int, float) and isfinite(x) for x in levels)
+    numbers = isinstance(levels, list) and all(type(x) in (int, float) for x in levels)
     if not numbers or not 3 <= len(levels) <= 16 or not all(map(_rises, levels, levels[1:])):
         note(
             problems, f"{path}.levels", levels, "not 3 to 16 ascending finite numbers of the f32 range", hint
@@ -166,7 +165,8 @@ def _check_levels(fmt: Codec, q: dict[str, Any], path: str, problems: Problems) 
 
 def _rises(a: float, b: float) -> bool:
     """Whether b is above a by enough for f32 to tell, and inside its range."""
-    return max(abs(a), abs(b)) < 2.0**100 and b - a > 2.0**-20 * max(abs(a), abs(b), 2.0**-20)
+    # A NaN compares as false, and so does an integer that no float holds, before any arithmetic.
+    return abs(a) < 2.0**100 and abs(b) < 2.0**100 and b - a > 2.0**-20 * max(abs(a), abs(b), 2.0**-20)
 
 
 def _group(

@@ -104,6 +104,7 @@ def test_raw_rows_follow_from_groups_and_from_what_is_kept() -> None:
         ({"format": "table", "levels": [0.0, 2.0, 1.0]}, "cache.k.levels", "ascending"),
         ({"format": "table", "levels": [0.0, 1.0]}, "cache.k.levels", "3 to 16"),
         ({"format": "table", "levels": [0.0, 1.0, float("nan")]}, "cache.k.levels", "finite"),
+        ({"format": "table", "levels": [0.0, 1.0, 10**400]}, "cache.k.levels", "finite"),
         ({"format": "int4", "levels": [0.0, 1.0, 2.0]}, "cache.k.levels", "has its own"),
         ({"format": "lloyd2", "scale_dtype": "e8m0"}, "cache.k.scale_dtype", "mean square"),
         ({"segments": [{"size": 64, "format": "int8"}]}, "cache.k.segments", "2 to 8"),
