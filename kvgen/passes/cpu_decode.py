@@ -231,10 +231,10 @@ def _chunks(spec: Spec, v: Side, step: int, per_chunk: int) -> list[dict[str, in
 
 def _scale_bytes(given: Inputs, side: str, block: int) -> int:
     """Bytes of the lines that hold a head's scales of ``block`` keys, where they begin at the first key's."""
-    quant, address = given.spec.cache.quant(side), given.addresses.get(f"{side}_scale")
-    if address is None or quant.static_scale:
+    name = f"{side}_scale"
+    if not given.record.has(name):  # given ones, which stay in the cache, have no plane
         return 0
-    plane = given.record.plane(f"{side}_scale")
+    plane = given.record.plane(name)
     axes = [placed for placed in plane.inside if placed.axis.dim in ("tok", "d")]
     extent = sum(((placed.extent or 1) - 1) * placed.stride.fixed for placed in axes) + plane.itemsize
     return min(extent, 64 * block)

@@ -22,10 +22,12 @@ CHANNEL = {"head": 1, "tok": 16, "d": 1}
 Table = dict[str, Any]
 
 
-def of(k: Table, v: Table, width: int = 64, layout: str = "hnd", q_dtype: str = "f32", **raw: int) -> Spec:
+def of(k: Table, v: Table, width: int = 64, layout: str = "hnd", q_dtype: str = "f32",
+       rope: Table | None = None, **raw: int) -> Spec:  # fmt: skip
     """K and V of two heads in pages of 32 tokens."""
     strings = LAYOUTS[layout]
     attention = {"q_heads": 2, "kv_heads": 2, "head_dim": width, "q_dtype": q_dtype}
+    attention |= {"rope": rope} if rope else {}
     own = {side: {**table, **({"layout": strings[side]} if side in strings else {})}
            for side, table in (("k", k), ("v", v))}  # fmt: skip
     cache = {"page_size": 32, "layout": strings["cache"], **raw, **own}
@@ -60,9 +62,17 @@ SPECS = {
         {"format": "int2", "group": {"head": 1}},
         {"format": "table", "group": {}, "levels": [-7.0, 0.0, 7.0]},
     ),
+    "channels of turned keys": of(
+        {"format": "int4", "group": CHANNEL, "transform": "hadamard", "mean": True}, {"format": "nvfp4"},
+        rope={"kind": "default"}, keep_first=3,
+    ),
+    "a given scale first": of(
+        {"segments": [{"size": 16, "format": "e5m2", "group": {}}, {"size": 48, "format": "int8"}]},
+        {"format": "int8"}, keep_last=9,
+    ),
     "only protected": of({"format": "int8"}, {"format": "bf16"}, q_dtype="bf16", keep_first=33),
 }  # fmt: skip
-KERNELS = ("append", "f32"), ("append", "bf16"), ("gather", "f16")
+KERNELS = ("append", "f32"), ("append", "bf16"), ("gather", "f16"), ("copy", "")
 
 
 @pytest.fixture(scope="module", params=engine_params(CPU_ROWS[1:]))
