@@ -27,8 +27,8 @@ FILL = 0xA5
 
 READ = {"f32": 4e-6, "f16": 1e-3, "bf16": 8e-3}
 """Error over the largest value of a row that gather may make, by the type it returns, where a value is more
-than a code times a scale: sums round (those of a rotation log2 d times, and a mean may cancel most of a row), and
-may round to the neighbour in a 16-bit type."""
+than a code times a scale: sums round (those of a rotation log2 d times, and a mean may cancel most of a row),
+and may round to the neighbour in a 16-bit type."""
 
 Found = Iterator[tuple[str, int, str]]
 
@@ -102,10 +102,10 @@ def copy(library: Library, variant: str, seed: int) -> Found:
         )
         reference.copy(library.record, pools, pages, src, dst)
         if raw_rows is not None:
-            rows = pools["raw"].reshape(held, -1)
-            for a, b in zip(raw_rows[src], raw_rows[dst], strict=True):
-                if a >= 0 and b >= 0:
-                    rows[b] = rows[a]
+            both = (raw_rows[src] >= 0) & (raw_rows[dst] >= 0)
+            for plane in library.record.raw:
+                rows = reference.view(pools, library.record, plane.name, held)
+                rows[raw_rows[dst[both]]] = rows[raw_rows[src[both]]]
         yield _same(library, f"copy of {pairs} pages", cache, pools, pages, strict=True)
 
 
