@@ -12,7 +12,7 @@ import torch
 from kvgen import reference
 from kvgen.variants import positions
 from kvgen.variants.samples import sample_params
-from tests.support.oracle import OracleLibrary, to_numpy
+from tests.support.oracle import known, to_numpy
 from tests.support.world import World
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -72,10 +72,10 @@ class PrefillCall:
 
     def want(self, *, finalize: bool = True) -> Pair:
         """What the oracle gives."""
-        world, oracle = self.world, OracleLibrary(self.spec)
+        world = self.world
         found = reference.prefill(
             self.spec, world.record, world.bytes, world.num_pages, self.table.numpy(), self.lens,
-            to_numpy(self.q), self.starts, scales=oracle._scales(world.cache), params=self.params,
-            finalize=finalize,
+            to_numpy(self.q), self.starts, params=self.params, finalize=finalize,
+            **known(world.cache),
         )  # fmt: skip
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
