@@ -223,14 +223,13 @@ def check_slots(slots: Any, capacity: int) -> None:
         )
 
 
-def check_starts(name: str, starts: Any, total: int) -> None:
-    """Row starts must begin at 0, never fall, and end at the number of query rows."""
+def check_starts(name: str, starts: Any, total: int, rows: str = "q") -> None:
+    """Row starts must begin at 0, never fall, and end at the number of rows of ``rows``."""
     values = starts.numpy()
     # Compared, not subtracted: a difference of two int32 may not fit into one.
     if values[0] != 0 or values[-1] != total or (values[1:] < values[:-1]).any():
-        raise ArgumentError(
-            f"{name} = {values.tolist()[:8]}: must start at 0, never fall and end at the {total} rows of q"
-        )
+        rule = f"must start at 0, never fall and end at the {total} rows of {rows}"
+        raise ArgumentError(f"{name} = {values.tolist()[:8]}: {rule}")
 
 
 def check_copy(src: Any, dst: Any, num_pages: int) -> None:

@@ -106,6 +106,7 @@ def _mean(spec: Spec, value: Any, layers: int, device: Any) -> torch.Tensor:
     label, shape = "means['k']", (spec.attention.kv_heads, spec.attention.head_dim)
     if not isinstance(value, torch.Tensor | np.ndarray):
         raise ArgumentError(f"{label} = {brief(value)}: give a tensor of {shape}")
+    _need_real(label, value)
     if isinstance(value, torch.Tensor):
         places.need_tensor(label, value)
         places.need_memory(label, value)
@@ -117,6 +118,12 @@ def _mean(spec: Spec, value: Any, layers: int, device: Any) -> torch.Tensor:
     if not bool(mean.isfinite().all()):
         raise ArgumentError(f"{label}: holds NaN or inf; give finite numbers")
     return mean
+
+
+def _need_real(name: str, value: Any) -> None:
+    """Refuse complex numbers, of which torch would drop a half with a warning."""
+    if "complex" in str(getattr(value, "dtype", "")):
+        raise ArgumentError(f"{name}: complex numbers; give real ones")
 
 
 def _numbers(name: str, value: Any, count: int, layers: int, device: Any) -> torch.Tensor:
@@ -132,6 +139,7 @@ def _numbers(name: str, value: Any, count: int, layers: int, device: Any) -> tor
         flat = list(value) if isinstance(value, list | tuple) else [value]
         if not isinstance(value, np.ndarray) and not all(isinstance(x, Real) for x in flat):
             raise ArgumentError(f"{name} = {brief(value)}: give numbers, or a tensor of them")
+    _need_real(name, value)
     size = value.numel() if isinstance(value, torch.Tensor) else np.size(value)
     if size not in (count, layers * count):  # before any copy: an expanded tensor may be of any size
         more = f" ({layers * count} for all layers)" if layers > 1 else ""

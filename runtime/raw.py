@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kvgen.errors import ArgumentError, brief
 from kvgen.ir import RawSpec
 from kvgen.runtime.arguments import need_integers
 from kvgen.runtime.base import Tensor
@@ -33,6 +34,10 @@ class RawRows:
     """
 
     def __init__(self, caches: Sequence[Cache]) -> None:
+        if not isinstance(caches, Sequence) or not caches or not all(isinstance(c, Cache) for c in caches):
+            raise ArgumentError(f"caches = {brief(caches)}: give a list of caches, one for each layer")
+        if len(counts := {cache.num_pages for cache in caches}) > 1:
+            raise ArgumentError(f"caches: they have {sorted(counts)} pages; page ids must be the same in all")
         raw = [cache for cache in caches if cache.spec.cache.raw is not None]
         self.specs: tuple[RawSpec, ...] = distinct(cache.spec for cache in raw)
         self.total: int = min(
@@ -87,8 +92,7 @@ class RawRows:
 
     def reserve(self, pages: Iterable[int]) -> list[int]:
         """Give each of ``pages`` that has no raw row one; returns those pages. Raises ``OutOfRawRows``."""
-        asked = need_integers("pages", list(pages), f"the cache has pages 0 to {len(self._rows) - 1}")
-        fresh = [page for page in dict.fromkeys(asked) if self._rows[page] < 0]
+        fresh = [page for page in self._known(pages) if self._rows[page] < 0]
         if len(fresh) > len(self._free):
             reason = f"{len(fresh)} raw rows asked for, but {len(self._free)} of {self.total} are free"
             raise OutOfRawRows(reason)
@@ -97,9 +101,17 @@ class RawRows:
 
     def release(self, pages: Iterable[int]) -> None:
         """Take the raw rows of ``pages`` back; those without one are passed over."""
-        held = [page for page in dict.fromkeys(pages) if self._rows[page] >= 0]
+        held = [page for page in self._known(pages) if self._rows[page] >= 0]
         self._free.extend(self._rows[held].tolist())
         self._write(held, [-1] * len(held))
+
+    def _known(self, pages: Iterable[int]) -> list[int]:
+        """Page ids, each once; ``ArgumentError`` for one that no cache has, before any row moves."""
+        hint = f"the cache has pages 0 to {len(self._rows) - 1}"
+        found = list(dict.fromkeys(need_integers("pages", pages, hint)))
+        if wrong := [page for page in found if not 0 <= page < len(self._rows)]:
+            raise ArgumentError(f"pages: {brief(wrong[0])} among them, but {hint}")
+        return found
 
     def _write(self, pages: list[int], rows: list[int]) -> None:
         if not pages:

@@ -27,7 +27,7 @@ def check_append(
     raw = cache.spec.cache.raw
     assert raw is not None
     check.check_lens(kv_lens, table, raw.page_size)
-    check.check_starts("q_starts", q_starts, total)
+    check.check_starts("q_starts", q_starts, total, "k")
     new = kv_lens.numpy().astype(np.int64)
     old = new - np.diff(q_starts.numpy().astype(np.int64))
     if (old < 0).any():
@@ -49,7 +49,7 @@ def check_append(
     turned = np.maximum(open_end, raw.keep_first), np.where(live, closing, 0)
     protected = old, np.where(live, np.minimum(new, raw.keep_first), 0)
     fresh = np.maximum(old, closed_end(raw, new)), np.where(live, new, 0)
-    need_rows(cache, table, [turned, protected, fresh])
+    _check_apart(cache, need_rows(cache, table, [turned, protected, fresh]))
     _check_owned(raw, table, [turned, (old, new)])
 
 
@@ -78,8 +78,8 @@ def check_copied_rows(cache: Cache, src_pages: Any, dst_pages: Any) -> None:
         raise ArgumentError(f"dst_pages[{at}] = {dst[at]}: {reason}; {HINT}")
 
 
-def need_rows(cache: Cache, table: Any, runs: list[tuple[Any, Any]]) -> None:
-    """Refuse a page of some request's tokens ``first`` to ``end`` (of each request) without a raw row.
+def need_rows(cache: Cache, table: Any, runs: list[tuple[Any, Any]]) -> Any:
+    """The pages of tokens ``first`` to ``end`` (of each request); refuses one without a raw row.
 
     Ids outside the pool are passed over: where they matter, they are refused for themselves.
     """
@@ -99,6 +99,19 @@ def need_rows(cache: Cache, table: Any, runs: list[tuple[Any, Any]]) -> None:
         b, p = (int(i) for i in np.argwhere(wrong)[0])
         reason = f"request {b} keeps tokens of this page as they came, and {_no_row(found[b, p], count)}"
         raise ArgumentError(f"page_table[{b}, {p}] = {ids[b, p]}: {reason}")
+    return ids[used]
+
+
+def _check_apart(cache: Cache, pages: Any) -> None:
+    """Two pages that an append needs the raw rows of must not have the same one."""
+    pages = np.unique(pages)
+    rows = cache.planes[RAW_ROWS].numpy()[pages]
+    order = np.argsort(rows, kind="stable")
+    twice = np.flatnonzero(rows[order][1:] == rows[order][:-1])
+    if twice.size:
+        a, b = order[twice[0]], order[twice[0] + 1]
+        reason = f"pages {pages[a]} and {pages[b]} both have raw row {rows[a]}"
+        raise ArgumentError(f"raw_rows: {reason}, and one's tokens would overwrite the other's; {HINT}")
 
 
 def closed_end(raw: RawSpec, lens: Any) -> Any:

@@ -42,7 +42,7 @@ def call(spec: Any = SPEC, rows: int | None = None, reserve: Any = (), **changes
         ({"page_table": ints([2, 3], [4, 99]).long()}, r"page_table: dtype int64, not int32; use \.int\(\)"),
         ({"kv_lens": ints(10)}, r"kv_lens: shape \(1,\), not \(2\)"),
         ({"q_starts": ints(0, 5)}, r"q_starts: shape \(2,\), not \(3\)"),
-        ({"q_starts": ints(0, 3, 6)}, "q_starts = .*end at the 5 rows"),
+        ({"q_starts": ints(0, 3, 6)}, "q_starts = .*end at the 5 rows of k"),
         ({"kv_lens": ints(17, 4)}, r"kv_lens\[0\] = 17: a row of 2 pages of 8 tokens holds 0 to 16"),
         ({"kv_lens": ints(10, 1)}, r"kv_lens\[1\] = 1: request 1 has 2 new rows, and kv_lens counts them"),
         ({"page_table": ints([2, 6], [4, 99])}, r"page_table\[0, 1\] = 6: the pool has pages 0 to 5"),
@@ -73,6 +73,15 @@ def test_pages_without_the_raw_row_they_need(reserve: tuple[int, ...], page: str
     )
     with pytest.raises(ArgumentError, match=words):
         call(rows=3, reserve=reserve)
+
+
+def test_two_pages_with_one_raw_row() -> None:
+    lib = assemble(SPEC)
+    cache, rows = lib.new_cache(6), torch.zeros(3, 2, 64)
+    cache.raw_rows[3] = cache.raw_rows[2]
+    table = ints([2, 3, 4])
+    with pytest.raises(ArgumentError, match="raw_rows: pages 2 and 3 both have raw row 2, and one's tokens"):
+        lib.append(cache, rows, rows, page_table=table, kv_lens=ints(10), q_starts=ints(0, 3))
 
 
 def test_tables_are_not_for_specs_that_take_slots() -> None:

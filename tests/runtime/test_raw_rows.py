@@ -61,6 +61,22 @@ def test_rows_are_handed_out_and_taken_back() -> None:
     assert caches[2].raw_rows.tolist() == [2, 1, 0, -1, -1, -1]
     with pytest.raises(ArgumentError, match=r"pages\[0\] = 1.5: the cache has pages 0 to 5"):
         rows.reserve([1.5])  # type: ignore[list-item]
+    for move in (rows.reserve, rows.release):
+        for page in (6, -1):
+            with pytest.raises(
+                ArgumentError, match=f"pages: {page} among them, but the cache has pages 0 to 5"
+            ):
+                move([3, page])
+    assert rows.row(3) == -1 and rows.free == 0
+
+
+def test_caches_of_one_model_share_their_pages() -> None:
+    lib = assemble(KIVI)
+    with pytest.raises(ArgumentError, match=r"caches: they have \[4, 6\] pages"):
+        RawRows([lib.new_cache(6), lib.new_cache(4)])
+    for wrong in ([], lib.new_cache(4), [3]):
+        with pytest.raises(ArgumentError, match="give a list of caches"):
+            RawRows(wrong)  # type: ignore[arg-type]
 
 
 def test_a_model_without_raw_tokens_has_no_rows() -> None:
