@@ -75,6 +75,8 @@ def decode_answers(given: Inputs) -> Answers:
     rope = rotation(att, "pre")
     sink = att.sink and given.variant != "prefix"
     prefetch = schedule.int("prefetch") == 1 and not (k.staged or v.staged)
+    fetch_values = schedule.int("prefetch") == 1 and bool(k.value or v.value)
+    fetching = prefetch or fetch_values
     v_tail = (att.v_head_dim // (2 if v_packed else 1)) % v_step
     k_tail = 0 if k.panel else att.head_dim % k_step
     folds = {side: fold(spec, side) for side in ("k", "v")}
@@ -113,10 +115,11 @@ def decode_answers(given: Inputs) -> Answers:
         "words": term_words(att, seen, score),
         "ragged": multi,
         "rules": rules,
-        "helper_names": _helpers(given, k, v, prefetch, k_tail, v_tail, bool(terms.predicate)),
+        "helper_names": _helpers(given, k, v, fetching, k_tail, v_tail, bool(terms.predicate)),
         "term_helpers": helper_texts(terms.helpers, ranges.helpers),
         "prefetch_next": prefetch,
         "prefetch_v": prefetch and not alias,
+        "fetch_values": fetch_values,
         # Many blocks of rows meet a tile of latent rows: fetched by one of them, the next came in a burst.
         "fetch_shares": alias and not k.panel and att.group >= 4 * row_block,
         "alias": alias,

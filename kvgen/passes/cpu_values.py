@@ -111,6 +111,11 @@ class ValueRow:
         return "HEAD_DIM" if self.side == "k" else "V_HEAD_DIM"
 
     @property
+    def code_planes(self) -> tuple[ValuePlane, ...]:
+        """Planes of codes of all its parts."""
+        return tuple(plane for part in self.parts for plane in part.planes)
+
+    @property
     def helpers(self) -> tuple[str, ...]:
         """Macros of ``cpp/_values.jinja`` and of the ISA row that it needs."""
         text = " ".join(
