@@ -19,6 +19,9 @@ from kvgen.backends.triton.source import TritonSource
 MOST_REGISTERS = 255
 """Registers that a thread of an NVIDIA GPU can have."""
 
+REGISTER_FILE = 65536
+"""Registers of a multiprocessor: a block whose threads ask for more together cannot be launched."""
+
 
 def compile_roomy(
     sources: Sequence[TritonSource],
@@ -46,11 +49,17 @@ def compile_roomy(
         return results
     cramped = [i for i, result in enumerate(results) if _stack(result) and _registers_left(result)]
     if cramped:
-        again = compiled([replace(sources[i], maxnreg=MOST_REGISTERS) for i in cramped], None)
+        again = compiled([replace(sources[i], maxnreg=_room(sources[i])) for i in cramped], None)
         for i, result in zip(cramped, again, strict=True):
             if result.kernel is not None and not _stack(result):
                 results[i] = replace(result, seconds=results[i].seconds + result.seconds)
     return results
+
+
+def _room(source: TritonSource) -> int:
+    """Registers a thread may have where one block has the multiprocessor; ptxas hands them out by eights."""
+    share = REGISTER_FILE // (source.num_warps * 32)
+    return MOST_REGISTERS if share > MOST_REGISTERS else share // 8 * 8
 
 
 def _stack(result: CompileResult) -> int:
@@ -63,4 +72,4 @@ def _registers_left(result: CompileResult) -> bool:
     kernel = result.kernel
     if kernel is None or result.source.maxnreg is not None:
         return False
-    return cubin_facts(kernel.binary, kernel.metadata.name).registers < MOST_REGISTERS
+    return cubin_facts(kernel.binary, kernel.metadata.name).registers < _room(result.source)

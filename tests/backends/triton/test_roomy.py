@@ -77,3 +77,18 @@ def test_amd_and_sources_with_a_limit_of_their_own_are_left_alone(compiler: Comp
     roomy.compile_roomy(sources("a"), "gfx942", cache_dir=Path("nowhere"))
     roomy.compile_roomy([replace(sources("a")[0], maxnreg=96)], "sm_90", cache_dir=Path("nowhere"))
     assert compiler.asked == [("a", None), ("a", 96)]
+
+
+@pytest.mark.parametrize(("warps", "limit"), [(1, 255), (8, 255), (16, 128), (32, 64)])
+def test_a_limit_leaves_a_block_that_can_be_launched(compiler: Compiler, warps: int, limit: int) -> None:
+    compiler.facts = {("a", None): (limit - 8, 16), ("a", limit): (limit, 0)}
+    source = replace(sources("a")[0], num_warps=warps)
+    (result,) = roomy.compile_roomy([source], "sm_90", cache_dir=Path("nowhere"))
+    assert result.source.maxnreg == limit and limit * warps * 32 <= roomy.REGISTER_FILE
+
+
+def test_a_kernel_that_has_all_its_blocks_may_have_is_left_alone(compiler: Compiler) -> None:
+    compiler.facts = {("a", None): (128, 16)}
+    source = replace(sources("a")[0], num_warps=16)
+    roomy.compile_roomy([source], "sm_90", cache_dir=Path("nowhere"))
+    assert compiler.asked == [("a", None)]
