@@ -178,7 +178,7 @@ def test_a_spec_of_ones_own(kvgen: Kvgen, kvgen_json: Kvgen, tiny: Path, tmp_pat
     [
         ([], "PROMPT: none given"),
         (["x", "--top-p", "0.5"], "--temperature above 0"),
-        (["x", "--pages", "int4"], "give one of f32, bf16, int8"),
+        (["x", "--pages", "int5"], "give one of f32, bf16, int8"),
         (["--ids", "1,two"], "write token numbers with commas"),
         (["--ids", "1", "--chat"], "a template needs a text"),
         (["--ids", "97"], "token ids are 0 to 96"),
