@@ -108,6 +108,8 @@ def _dot(spec: Spec, seg: ValueSegment, name: str, target: Target) -> Dot:
     q, fmt = spec.attention.q_dtype, seg.quant.fmt
     # A rotated query has more bits than the query's type.
     rotated = name == "k" and spec.cache.k.transform is not None and spec.attention.qk != "int8"
+    # Codes above a minimum have a mean: a rotation gathers it, and the rounding of weights, in one element.
+    rotated |= name == "v" and spec.cache.v.transform is not None and seg.quant.affine
     if not fmt.scaled:
         compute, precision = common(q, fmt.storage, target)
     elif q == "f32":
