@@ -156,6 +156,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "head_dim": att.head_dim,
         "v_head_dim": att.v_head_dim,
         "alias": cache_.alias,
+        "valued": not all(spec.direct(side) for side in cache_.fields),
         "turned": att.rope is not None and att.rope.stored == "pre",
         "exact_mask": masks is None or masks.exact,
         "mask_params": masks is not None and bool(masks.params),
@@ -168,8 +169,8 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "v_bytes": DTYPE_BYTES[v.fmt.storage],
         "k_format": k.format,
         "v_format": v.format,
-        "k_blocks": att.head_dim // (k.d_block or att.head_dim),
-        "v_blocks": att.v_head_dim // (v.d_block or att.v_head_dim),
+        "k_blocks": _blocks(k, att.head_dim),
+        "v_blocks": _blocks(v, att.v_head_dim),
         "qk": att.qk,
         "k_static": cache_.k.static_scale,
         "v_static": cache_.v.static_scale,
@@ -178,6 +179,12 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "bf16_dot": "bf16" in target.features,
         "page_is_pow2": cache_.page_size & (cache_.page_size - 1) == 0,
     }
+
+
+def _blocks(quant: QuantSpec, width: int) -> int:
+    """Blocks of d that a kernel keeps apart: one where each element has a scale, which goes into the tile."""
+    block = quant.d_block or width
+    return width // block if block > 1 else 1
 
 
 def _token_bytes(spec: Spec) -> int:
