@@ -157,6 +157,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "v_head_dim": att.v_head_dim,
         "alias": cache_.alias,
         "valued": not all(spec.direct(side) for side in cache_.fields),
+        "levels": max(len(q.fmt.levels) for q in (k, v)),
         "turned": att.rope is not None and att.rope.stored == "pre",
         "exact_mask": masks is None or masks.exact,
         "mask_params": masks is not None and bool(masks.params),
