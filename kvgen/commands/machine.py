@@ -156,9 +156,17 @@ def folders() -> Iterator[Finding]:
     low = f"{root} is nearly full; a build takes some megabytes" if full else ""
     yield Finding("Cache", "free space", _size(space.free) if space.total else "unknown", low)
     for name in paths.SUBFOLDERS:
-        files = [path for path in (root / name).rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
+        files = [Path(folder) / file for folder, _, names in os.walk(root / name) for file in names]
+        size = sum(map(_bytes, files))
         yield Finding("Cache", name, f"{output_count(len(files))}, {_size(size)}" if files else "empty")
+
+
+def _bytes(path: Path) -> int:
+    """Bytes of a file; 0 where a build beside us has removed it meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def environment() -> Iterator[Finding]:
