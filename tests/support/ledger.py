@@ -19,12 +19,13 @@ from kvgen.backends.triton.backend import TritonBackend
 from kvgen.backends.triton.kernel import sources
 from kvgen.backends.triton.process import toolchain_id
 from kvgen.errors import UnsupportedError
+from kvgen.passes.code_only import python_code
 from tests.support.ledger_list import GPUS, Subject
 
 PATH = Path(__file__).resolve().parents[1] / "backends" / "triton" / "ledger.json"
 COMMAND = "pytest tests/backends/triton/test_ledger.py --update-ledger"
-REFUSED = "refused: "
-"""Begins the ``source`` of what a target refuses; its reason follows."""
+REFUSED = "refused"
+"""The ``source`` of what a target refuses. The words of the refusal are no part of it."""
 
 
 @dataclass
@@ -32,19 +33,19 @@ class Entry:
     """What is known of a subject."""
 
     source: str
-    """Hash of everything that decides its machine code but the compiler; or why the target refuses it."""
+    """Hash of everything that decides its machine code but the compiler; or ``REFUSED``."""
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Facts of each compiled kernel by name."""
 
 
 @cache
 def source_of(subject: Subject) -> str:
-    """``Entry.source`` of the project as it is."""
+    """``Entry.source`` of the project as it is; comments and docstrings are no part of it."""
     try:
         plan = subject.plan
-    except UnsupportedError as error:
-        return f"{REFUSED}{error}"
-    parts = sources(plan, TritonBackend().render(plan))
+    except UnsupportedError:
+        return REFUSED
+    parts = sources(plan, python_code(TritonBackend().render(plan)))
     keys = "".join(part.key(subject.target, "") for part in parts)
     return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
@@ -92,11 +93,7 @@ def measure(
     found = {name: Entry(source_of(subject)) for name, subject in listed.items()}
     backend = TritonBackend()
     for target in GPUS:
-        own = {
-            n: s
-            for n, s in listed.items()
-            if s.target == target and not found[n].source.startswith("refused")
-        }
+        own = {n: s for n, s in listed.items() if s.target == target and found[n].source != REFUSED}
         for names in _batches(list(own), 4 * (os.cpu_count() or 1)):
             for name, kernel in zip(names, backend.compile([own[n].plan for n in names]), strict=True):
                 limits = {part.kernel: part.maxnreg for part in kernel.parts}

@@ -18,6 +18,7 @@ from kvgen.builder import assemble
 from kvgen.cli import app
 from kvgen.errors import ArgumentError
 from kvgen.ir import Spec
+from kvgen.passes import render
 from kvgen.passes.validate import load_spec
 from kvgen.resolve import resolve_target
 from kvgen.targets import known_target
@@ -25,6 +26,7 @@ from kvgen.tune import committed, search, store, tuner
 from kvgen.tune.choose import UntunedWarning
 from kvgen.tune.defaults import default_schedule
 from kvgen.tune.key import key_of
+from kvgen.tune.source_digest import source_digest
 from kvgen.tune.space import load_space, space_of, spec_facts
 from kvgen.tune.why import why
 from tests.support.faults import small
@@ -80,6 +82,21 @@ def test_a_good_record(tmp_path: Path) -> None:
     assert committed.stale(tmp_path, [SPEC]) == [path.relative_to(tmp_path).as_posix()]
     record(tmp_path, templates="0" * 16)
     assert not committed.stale(tmp_path, [SPEC]), "the templates have changed, and the kernel has not"
+
+
+@pytest.mark.parametrize("target", ["cpu-avx2", "sm_90"])
+def test_a_kernel_whose_comments_alone_have_changed_is_the_same(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = known_target(target)
+    backend = CpuBackend() if row.backend == "cpu" else TritonBackend()
+    given = ("decode", SPEC, row, default_schedule(backend, "decode", SPEC, row, {}))
+    now, rendered = source_digest(*given), render.render
+    mark = "//" if row.backend == "cpu" else "#"
+    monkeypatch.setattr(render, "render", lambda plan: rendered(plan) + f"{mark} in other words\n")
+    assert source_digest(*given) == now
+    monkeypatch.setattr(render, "render", lambda plan: rendered(plan) + "int_one = 1;\n")
+    assert source_digest(*given) != now
 
 
 @pytest.mark.parametrize(
