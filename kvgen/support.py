@@ -71,13 +71,13 @@ def features() -> Iterator[Feature]:
             also = ("merge",) if kind == "sink" else ()
             yield _feature(title, found.name, found.example, (*ATTEND, *also))
     for number, (name, scheme) in enumerate(positions().items()):
-        # Kernels differ by the pairing and by where K turns; a scheme makes another table.
+        # Kernels differ by the pairing and by where K is rotated; a scheme makes another table.
         for pairing in ("half", "interleaved") if number == 0 else ("half",):
             for stored, ops in (("post", ("append",)), ("pre", ATTEND)):
                 rope = {"kind": name, "pairing": pairing, "stored": stored, **scheme.example}
                 yield _feature("Positions", f"{name}, {pairing}, {stored}", {"rope": rope}, ops)
     both = {"head_dim": 192, "v_head_dim": 128, "rope": {"stored": "pre", "dim": 64}}
-    yield _feature("Positions", "turned when read, V inside K", both, ATTEND, BF16, {"alias": "k"})
+    yield _feature("Positions", "rotated when read, V inside K", both, ATTEND, BF16, {"alias": "k"})
     yield from _heads()
     yield from _formats()
 
@@ -134,7 +134,7 @@ def _formats() -> Iterator[Feature]:
 
 
 def _places() -> Iterator[Feature]:
-    """Where scales lie and of what type they are, what is done to rows first, and which stay as they came."""
+    """Where scales lie and of what type they are, what rows go through first, and which stay unquantised."""
     int8: Mapping[str, Any] = {"format": "int8", "group": ROW}
     rotated = {**int8, "transform": "hadamard"}
     cut = {"size": 128 - BLOCK, **int8}, {"size": BLOCK, "format": "bf16"}
@@ -146,8 +146,8 @@ def _places() -> Iterator[Feature]:
         "rotated by Hadamard": (rotated, rotated, {}),
         "K without its mean": ({**int8, "mean": True}, int8, {}),
         "rows in two segments": ({"segments": list(cut)}, int8, {}),
-        "the first 4 tokens as they came": (int8, int8, {"keep_first": 4}),
-        "the last 32 tokens as they came": (int8, int8, {"keep_last": 32}),
+        "the first 4 tokens unquantised": (int8, int8, {"keep_first": 4}),
+        "the last 32 tokens unquantised": (int8, int8, {"keep_last": 32}),
     }
     title = "Scales, transforms and raw tokens (int8, a scale per head and token)"
     for name, (k, v, more) in rows.items():

@@ -23,9 +23,9 @@ def adopt(
     """A cache over tensors that someone else owns: ``k=``, ``v=`` and the further planes the spec has.
 
     Each tensor has the axes of the layout string in order. Strides inside a page must be those of the
-    page record; the strides of ``page`` and of axes left of it are free. Where the spec keeps tokens as they
-    came: ``k_raw=``, ``v_raw=`` (raw rows, head, tok, d) and ``raw_rows=`` (num_pages,) int32, the raw row of
-    each page or -1. ``scales`` and ``means`` as for ``new_cache``. Raises ``ArgumentError``.
+    page record; the strides of ``page`` and of axes left of it are free. Where the spec leaves tokens
+    unquantised: ``k_raw=``, ``v_raw=`` (raw rows, head, tok, d) and ``raw_rows=`` (num_pages,) int32, the
+    raw row of each page or -1. ``scales`` and ``means`` as for ``new_cache``. Raises ``ArgumentError``.
     """
     every = record.planes + record.raw
     names = [plane.name for plane in every] + ([RAW_ROWS] if record.raw else [])

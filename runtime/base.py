@@ -171,7 +171,7 @@ class OpsBase:
     ) -> None:
         """Keep a call that was checked, where its kernel can be called by addresses.
 
-        ``given``: its tensors as they came; ``made``: the same with the outputs that were allocated;
+        ``given``: its tensors as given; ``made``: the same with the outputs that were allocated;
         ``extra``: what its parameters are.
         """
         from kvgen.runtime import quick

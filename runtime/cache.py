@@ -40,7 +40,7 @@ class Cache:
 
     Planes are attributes: ``cache.k``, ``cache.v``, ``cache.k_scale``, ``cache.v_scale`` (those that the
     formats have), tensors whose axes stand in the order of the layout string, split axes included. Where the
-    spec keeps tokens as they came, ``cache.k_raw`` and ``cache.v_raw`` (raw rows, head, tok, d) hold them,
+    spec leaves tokens unquantised, ``cache.k_raw`` and ``cache.v_raw`` (raw rows, head, tok, d) hold them,
     and ``cache.raw_rows`` (num_pages,) int32 says which raw row each page has, -1 for none: the host side's
     to write, in place (see ``runtime.raw``).
     """
@@ -138,7 +138,7 @@ def new_cache(
     ``scales``: ``{"k": tensor, "v": tensor}`` for formats with static or outer scales, shaped () or
     (kv_heads,); ``means``: ``{"k": (kv_heads, head_dim)}`` where the spec subtracts a mean. A first dimension
     of ``layers`` gives each layer its own.
-    ``raw_rows``, where the spec keeps tokens as they came: how many pages can hold such tokens at a time.
+    ``raw_rows``, where the spec leaves tokens unquantised: how many pages can hold such tokens at a time.
     None has page p use raw row p: nobody need hand them out, at the memory of an unquantised cache. With a
     number no page has a row yet: ``runtime.raw.RawRows`` hands them out (an engine does). All layers share
     ``cache.raw_rows``, as they share page ids.

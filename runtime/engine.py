@@ -39,7 +39,7 @@ class Engine:
 
         ``library``: one for all layers of the model, or a sequence with one for each, where layers differ
         (their page sizes may not). ``scales`` and ``means``: as for ``new_cache``, where the formats need
-        them. ``raw_rows``: pages with tokens that are kept as they came, at most; by default what
+        them. ``raw_rows``: pages with unquantised tokens, at most; by default what
         ``max_batch`` requests need. Raises ``ArgumentError``.
         """
         self.model = model

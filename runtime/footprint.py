@@ -12,7 +12,7 @@ SCALES = ("_scale", "_min")
 
 @dataclass(frozen=True)
 class Footprint:
-    """What tokens cost in pages, and what those that are kept as they came cost beside."""
+    """What tokens cost in pages, and what those that are left unquantised cost beside."""
 
     elements: int
     """Elements of K and V of one token, all KV heads (of K alone where V is a part of it)."""
@@ -24,7 +24,7 @@ class Footprint:
     padding: float
     """Bytes of pages that hold neither, for each token."""
     raw_row: int
-    """Bytes of a raw row, which one page's tokens take; 0 where no token is kept as it came."""
+    """Bytes of a raw row, which one page's tokens take; 0 where no token is left unquantised."""
 
     @property
     def token_bytes(self) -> float:

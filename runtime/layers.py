@@ -36,8 +36,8 @@ def new_layers(
     """Zeroed caches of ``num_pages`` pages for ``layers`` layers; layers of one spec lie in one slab.
 
     ``library``: one for all layers, or a sequence with the library of each. ``scales`` and ``means``: as for
-    ``new_cache``, for every layer, or with a first dimension of layers; ``raw_rows``: for those that keep
-    tokens as they came. Raises ``ArgumentError``, also for libraries that cannot share pages.
+    ``new_cache``, for every layer, or with a first dimension of layers; ``raw_rows``: for those that leave
+    tokens unquantised. Raises ``ArgumentError``, also for libraries that cannot share pages.
     """
     each = list(library) if isinstance(library, Sequence) else [library] * layers
     if len(each) != layers:

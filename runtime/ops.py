@@ -51,7 +51,7 @@ class CacheOps(AttentionOps):
         where the spec has V inside K. slots (T,) int64: page * page_size + offset; -1 skips the token.
         Where the spec rotates K here: positions (T,) int32 and ``params={"rope_table": self.rope_table(n)}``.
 
-        Where the spec keeps tokens as they came (``spec.cache.raw``), not slots but requests say where rows
+        Where the spec leaves tokens unquantised (``spec.cache.raw``), not slots but requests say where rows
         go: page_table (B, P) int32, kv_lens (B,) int32 with the new tokens counted, and q_starts (B + 1,)
         int32, the first new row of each request. Nor positions: they follow from the lengths.
         """
@@ -206,7 +206,7 @@ class CacheOps(AttentionOps):
     def copy(self, cache: Cache, src_pages: Tensor, dst_pages: Tensor) -> None:
         """Copy whole pages (fork, copy-on-write): src_pages[i] -> dst_pages[i], both (N,) int32.
 
-        Tokens that are kept as they came go along: a page whose source has a raw row must have one too.
+        Tokens that are left unquantised go along: a page whose source has a raw row must have one too.
         """
         if isinstance(cache, Cache) and cache.traced():
             cache.ops.copy(src_pages, dst_pages, *cache.planes.values())

@@ -102,7 +102,7 @@ class Calls:
     ) -> None:
         """Remember a call that was checked; all are forgotten when there are too many.
 
-        ``given``: q, q_starts, page_table, kv_lens, out, lse as they came, ``made``: with out and lse as
+        ``given``: q, q_starts, page_table, kv_lens, out, lse as given, ``made``: with out and lse as
         they were made; or those of an append.
         """
         if len(self._known) >= LIMIT:

@@ -1,4 +1,4 @@
-"""raw: the host side of open blocks: which pages hold tokens as they came, and which raw row each has.
+"""raw: the host side of open blocks: which pages hold unquantised tokens, and which raw row each has.
 
 A page holds raw tokens while its request has a length for which ``RawSpec`` says so; then it needs a raw row.
 Appends read and write raw rows but never hand them out: that is done here, before an append, and undone when

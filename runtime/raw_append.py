@@ -1,4 +1,4 @@
-"""raw_append: append for specs that keep some tokens as they came: requests say where rows go, not slots."""
+"""raw_append: append for specs that leave some tokens unquantised: requests say where rows go, not slots."""
 
 from __future__ import annotations
 

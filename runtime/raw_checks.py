@@ -1,4 +1,4 @@
-"""raw_checks: what checked calls on the CPU look at where some tokens are kept as they came."""
+"""raw_checks: what checked calls on the CPU look at where some tokens are left unquantised."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def need_rows(cache: Cache, table: Any, runs: list[tuple[Any, Any]]) -> Any:
     wrong = used & ((found < 0) | (found >= count))
     if wrong.any():
         b, p = (int(i) for i in np.argwhere(wrong)[0])
-        reason = f"request {b} keeps tokens of this page as they came, and {_no_row(found[b, p], count)}"
+        reason = f"request {b} has unquantised tokens in this page, and {_no_row(found[b, p], count)}"
         raise ArgumentError(f"page_table[{b}, {p}] = {ids[b, p]}: {reason}")
     return ids[used]
 

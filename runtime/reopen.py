@@ -1,7 +1,7 @@
 """reopen: codes of one request back into raw rows, where it is cut to a length at which they are raw again.
 
 The values that come back are those the codes stand for, rounded as raw values are: what they were before
-they became codes is gone.
+they were quantised is gone.
 """
 
 from __future__ import annotations

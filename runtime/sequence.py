@@ -18,7 +18,7 @@ from kvgen.runtime.reopen import reopen
 
 class PageStore:
     """The pages of a model: who holds which (``pool``), what they hold (``layers``), and which of them have
-    tokens that are kept as they came (``rows``)."""
+    tokens that are left unquantised (``rows``)."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)

@@ -67,7 +67,7 @@ class Shape:
         """The shape of a spec's attention."""
         att = spec.attention
         sizes = (att.q_heads, att.kv_heads, att.head_dim, att.v_head_dim)
-        # Keys that are turned when they are read give other outputs, as a score term does.
+        # Keys that are rotated when they are read give other outputs, as a score term does.
         turned = (("rope", att.rope),) if att.rope and att.rope.stored == "pre" else ()
         alias = (("alias", True),) if spec.cache.alias else ()
         return cls(*sizes, att.scale, att.causal, att.window, att.options + turned + alias)

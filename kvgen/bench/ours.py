@@ -122,7 +122,7 @@ class Ours:
         return tables
 
     def _append_requests(self, table: torch.Tensor, lens: Sequence[int], starts: Sequence[int]) -> None:
-        """Append the scene's rows where some tokens are kept as they came: requests say where they go."""
+        """Append the scene's rows where some tokens are left unquantised: requests say where they go."""
         import torch
 
         ints = {"kv_lens": list(lens), "q_starts": list(starts)}

@@ -79,7 +79,7 @@ def print_spec(spec: Spec) -> None:
 
 
 def _positions(att: AttentionSpec) -> str:
-    """How K is turned by its position; empty where kvgen turns nothing."""
+    """How K is rotated to its position; empty where kvgen rotates nothing."""
     from kvgen.commands.describe import toml_text
 
     rope = att.rope
@@ -89,7 +89,7 @@ def _positions(att: AttentionSpec) -> str:
     when = "when it is appended" if rope.stored == "post" else "whenever it is read"
     own = "".join(f", {key} {toml_text(value)}" for key, value in rope.options)
     part = "K" if rope.dim == att.head_dim else f"the first {rope.dim} elements of K"
-    return f"{rope.kind} rope of theta {rope.theta:,.6g}{own} in pairs of {pairs} turns {part} {when}"
+    return f"{rope.kind} rope of theta {rope.theta:,.6g}{own} in pairs of {pairs} rotates {part} {when}"
 
 
 def print_record(record: PageRecord) -> None:

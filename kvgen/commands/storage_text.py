@@ -23,7 +23,7 @@ def storage_text(quant: QuantSpec) -> str:
 
 
 def raw_text(cache: CacheSpec) -> str:
-    """Which tokens are kept as they came; empty where none are."""
+    """Which tokens are left unquantised; empty where none are."""
     raw = cache.raw
     if raw is None:
         return ""

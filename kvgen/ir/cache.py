@@ -54,7 +54,7 @@ class CacheSpec:
 
     @property
     def raw(self) -> RawSpec | None:
-        """Which tokens of a request are kept as they came; None where every token becomes codes at once."""
+        """Which tokens of a request are left unquantised; None where every token is quantised at once."""
         sides = [self.quant(field) for field in self.fields]
         block = lcm(*(q.tok_block for side in sides for q in _stored(side) if q.spans))
         if not (self.keep_first or self.keep_last or block > 1):

@@ -26,6 +26,9 @@ DTYPE_BYTES = {
 """Bytes of one element of each storage type; ``int4x2`` and ``u4x2`` hold two codes, ``u2x4`` four, ``u1x8``
 eight. ``e8m0`` is a power of two (a scale), stored as its biased exponent."""
 
+PACKED = ("int4x2", "u4x2", "u2x4", "u1x8")
+"""Storage types whose elements are bytes of several codes."""
+
 Format = Codec
 """The older name."""
 

@@ -1,4 +1,4 @@
-"""RawSpec: which tokens of a request are kept as they came, and when blocks of tokens become codes.
+"""RawSpec: which tokens of a request are left unquantised, and when blocks of tokens become codes.
 
 One rule, and no state beside the length n of a request: token t is raw iff ``t < keep_first`` or
 ``t >= closed_end(n)``. It holds for K and V alike.

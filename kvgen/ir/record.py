@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgen.ir.layout import Axis
-from kvgen.ir.quant import DTYPE_BYTES
+from kvgen.ir.quant import DTYPE_BYTES, PACKED
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class Plane:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def unit(self) -> str:
+        """What strides count, as a comment calls it: a stored element may hold several codes."""
+        return "bytes" if self.dtype in PACKED else "elements"
+
+    @property
     def page(self) -> PlaneAxis:
         """The page axis."""
         return next(a for a in self.axes if a.axis.dim == "page")
@@ -128,7 +133,7 @@ class PageRecord:
     align: int
     """Bytes on which planes start."""
     raw: tuple[Plane, ...] = ()
-    """``k_raw`` and ``v_raw`` where some tokens are kept as they came; their pages are raw rows. Not among
+    """``k_raw`` and ``v_raw`` where some tokens are left unquantised; their pages are raw rows. Not among
     ``planes``: their pool ``raw`` is sized by raw rows."""
 
     def plane(self, name: str) -> Plane:
@@ -148,7 +153,7 @@ class PageRecord:
         return any(plane.name == name for plane in self.planes + self.raw)
 
     def raw_bytes(self) -> int:
-        """Bytes of one raw row: a page's tokens as they came."""
+        """Bytes of one raw row: a page's unquantised tokens."""
         return self.raw[0].page.stride.fixed if self.raw else 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PAIRINGS = ("half", "interleaved")
-"""Which elements turn together: (i, i + dim/2), as in Hugging Face's Llama checkpoints, or (2i, 2i + 1)."""
+"""Which elements are rotated together: (i, i + dim/2), as in Hugging Face's Llama checkpoints, or
+(2i, 2i + 1)."""
 
 STORED = ("post", "pre")
 """K in the cache: rotated by the append, or unrotated and rotated whenever it is read."""
@@ -21,7 +22,7 @@ class RopeSpec:
     pairing: str
     """One of ``PAIRINGS``."""
     dim: int
-    """Elements that turn, from the first on; even. Those after them pass as they are."""
+    """Elements that are rotated, from the first on; even. Those after them pass as they are."""
     theta: float
     """Base of the frequencies: the i-th is ``theta ** (-2i / dim)`` before the scheme changes it."""
     stored: str

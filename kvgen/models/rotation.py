@@ -10,7 +10,7 @@ from kvgen.runtime.base import Tensor
 def model_rope(config: Any) -> dict[str, Any] | None:
     """[attention.rope] of a model by its transformers' config; None for rotations other than the plain one.
 
-    Plain is: one base for all layers, halves of a whole row turned together.
+    Plain is: one base for all layers, halves of a whole row rotated together.
     """
     given = config.rope_parameters or {}
     plain = given.get("rope_type", "default") == "default" and given.get("partial_rotary_factor", 1.0) == 1.0

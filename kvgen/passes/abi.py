@@ -1,7 +1,8 @@
 """The ABI: the arguments of each op, the same on every backend, in one place.
 
 Shapes use the field's suffixes: T tokens or query rows of all requests, B requests, H heads,
-D elements, P table columns, N states. Strides are in elements. A pointer may be null only where
+D elements, P table columns, N states. Strides are in elements (bytes, where a byte holds several
+codes). A pointer may be null only where
 the text says so.
 """
 
@@ -76,13 +77,13 @@ def plane_args(spec: Spec, record: PageRecord) -> tuple[Arg, ...]:
     for plane in record.planes:
         args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane"))
         for placed in (plane.page, *plane.outside):
-            args.append(Arg(f"{plane.name}_stride_{placed.axis.key}", "i64", doc="elements"))
+            args.append(Arg(f"{plane.name}_stride_{placed.axis.key}", "i64", doc=plane.unit))
     for name, dtype, per_head in spec.given_scales():
         args.append(Arg(name, "ptr", dtype, "one scale per KV head" if per_head else "one scale"))
     if spec.cache.k.mean:
         args.append(Arg("k_mean", "ptr", "f32", "mean of K that was subtracted, kv_heads x head_dim"))
     for plane in record.raw:
-        args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane: tokens as they came"))
+        args.append(Arg(plane.name, "ptr", plane.dtype, f"{plane.name} plane: tokens left unquantised"))
         args.append(Arg(f"{plane.name}_stride_page", "i64", doc="elements from one raw row to the next"))
     if record.raw:
         args.append(Arg("raw_rows", "ptr", "i32", "raw row of each page, -1 for none"))

@@ -34,13 +34,13 @@ def check_arithmetic(att: dict[str, Any], sides: Sides, cache: dict[str, Any], p
 
 
 def check_transforms(sides: Sides, rope: RopeSpec | None, alias: bool, problems: Problems) -> None:
-    """Refuse rotated or centred K that is also turned when it is read, or that holds V."""
+    """Refuse transformed or centred K that is also rotated when it is read, or that holds V."""
     quant = sides["k"]
     if quant is None:
         return
     for key, value in (("transform", quant.transform), ("mean", quant.mean)):
         if value and rope is not None and rope.stored == "pre":
-            reason = "K is turned when it is read, which comes before this: the order cannot be changed"
+            reason = "K is rotated when it is read, which comes before this: the order cannot be changed"
             note(problems, f"cache.k.{key}", value, reason, "attention.rope.stored = 'post', or leave it out")
         if value and alias:
             reason = "V is a part of K's rows, which this changes"

@@ -140,12 +140,13 @@ def append_answers(given: Inputs) -> Answers:
     rope = rotation(spec.attention, "post")
     numbers = dict.fromkeys(sides, given.variant)
     if rope:
-        # Rows are turned one at a time, in f32.
+        # Rows are rotated one at a time, in f32.
         numbers["k"] = "f32"
         fields |= {side: replace(field, together=1) for side, field in fields.items() if side == "k"}
     dynamic = any(field.scaled and not field.static for field in fields.values())
     finds = any(part.scaled and not part.static for part in parts)
-    more = [Constant("PARALLEL_ROWS", given.schedule.int("parallel_rows"), "rows from which threads pay")]
+    least = given.schedule.int("parallel_rows")
+    more = [Constant("PARALLEL_ROWS", least, "rows from which several threads are used")]
     more += rope.constants if rope else ()
     if dynamic or finds:
         more.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a block below this is zero"))

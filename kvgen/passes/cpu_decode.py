@@ -88,21 +88,21 @@ def decode_answers(given: Inputs) -> Answers:
     constants = [
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
-        Constant("TILE_PAD", round_up(tile, max(lanes, 16)), "their scores, in whole vectors"),
+        Constant("TILE_PAD", round_up(tile, max(lanes, 16)), "scores of a tile, rounded up to whole vectors"),
         Constant("BLOCK", block, "keys of a tile that lie in one page"),
         Constant("BLOCKS", tile // block, "pages of a tile, or 1 where a page has several tiles"),
         Constant("SPLIT", round_up(max(schedule.int("split_tokens"), tile), tile), "keys of a unit of work"),
         Constant("HEADS", schedule.int("heads"), "KV heads of a unit of work"),
-        Constant("ROW_BLOCK", row_block, "query rows of the inner kernels"),
+        Constant("ROW_BLOCK", row_block, "query rows that the inner kernels take at once"),
         Constant("K_PITCH", k_pitch, "elements of a prepared query row"),
         Constant("V_PITCH", v_pitch, "elements of an accumulator row"),
     ]
     if k.panel:
         chains = 1 if k.blocks > 1 else gcd(MOST_VECTORS // vectors, k.panel.steps)
-        constants.append(Constant("VECTORS", vectors, "vectors of keys of the score kernel"))
-        constants.append(Constant("CHAINS", chains, "sums of a score"))
+        constants.append(Constant("VECTORS", vectors, "vectors of keys that the score kernel takes at once"))
+        constants.append(Constant("CHAINS", chains, "independent sums of a score, added up at the end"))
     else:
-        constants.append(Constant("TOK_BLOCK", lanes // row_block, "keys of the score kernel"))
+        constants.append(Constant("TOK_BLOCK", lanes // row_block, "keys a call of the score kernel takes"))
     q_rounded = _rounds_query(spec, k)
     if q_rounded:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))

@@ -57,7 +57,7 @@ class PanelSide:
     shared: bool
     """V: whether it goes into its panel from the rows of K that are at hand for theirs."""
     turn: Rotation | None
-    """K: how a row is turned to its position when it is read."""
+    """K: how a row is rotated to its position when it is read."""
     value: ValueRow | None
     """How a row is read where it becomes numbers, scales and all."""
 
@@ -103,7 +103,7 @@ class PanelSide:
 
     @property
     def scaled_rows(self) -> bool:
-        """Whether scales are multiplied into a row: turning mixes elements of several blocks."""
+        """Whether scales are multiplied into a row: the rotation mixes elements of several blocks."""
         return self.turn is not None and self.field.block > 0 and self.value is None
 
     @property
@@ -139,10 +139,10 @@ def prefill_answers(given: Inputs) -> Answers:
         Constant("GROUP", att.group, "query heads that share a KV head"),
         Constant("TILE", tile, "keys between two softmax steps"),
         Constant("Q_TILE", q_tile, "queries of a unit of work"),
-        Constant("ROW_BLOCK", row_block, "query rows of the inner kernels"),
-        Constant("STATES", _round_up(row_block, lanes), "as many, in whole vectors"),
+        Constant("ROW_BLOCK", row_block, "query rows that the inner kernels take at once"),
+        Constant("STATES", _round_up(row_block, lanes), "query rows of a block, rounded up to whole vectors"),
         Constant("COLUMNS", vectors * lanes, "keys of a panel of K"),
-        Constant("K_WORDS", _round_up(att.head_dim // k.words, lanes), "words of a key in it"),
+        Constant("K_WORDS", _round_up(att.head_dim // k.words, lanes), "words of a key in such a panel"),
         Constant("V_WORDS", _round_up(att.v_head_dim, v.words * lanes), "words of a row of the panel of V"),
         Constant("V_PITCH", _round_up(att.v_head_dim, lanes), "elements of an accumulator row"),
     ]
@@ -187,7 +187,7 @@ def panel_sides(given: Inputs) -> tuple[PanelSide, PanelSide]:
     spec, turn = given.spec, rotation(given.spec.attention, "pre")
     words = [2 if multiplies_pairs(spec, given.target, side) else 1 for side in ("k", "v")]
     if turn:
-        words[0] = 1  # turned, a key has more bits than bf16
+        words[0] = 1  # rotated, a key has more bits than bf16
     shared = spec.cache.alias and not turn
     if shared:
         words = [min(words)] * 2

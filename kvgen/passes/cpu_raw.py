@@ -1,4 +1,4 @@
-"""Which tokens of a request are kept as they came: the constants that kernels work it out from."""
+"""Which tokens of a request are left unquantised: the constants from which kernels work it out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def raw_constants(spec: Spec) -> tuple[Constant, ...]:
     if raw is None:
         return ()
     return (
-        Constant("KEEP_FIRST", raw.keep_first, "tokens that never become codes"),
-        Constant("KEEP_LAST", raw.keep_last, "last tokens that are not codes yet"),
-        Constant("RAW_BLOCK", raw.block, "tokens that become codes together"),
+        Constant("KEEP_FIRST", raw.keep_first, "tokens that are never quantised"),
+        Constant("KEEP_LAST", raw.keep_last, "last tokens that are not quantised yet"),
+        Constant("RAW_BLOCK", raw.block, "tokens that are quantised together"),
     )

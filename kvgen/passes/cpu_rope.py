@@ -1,4 +1,4 @@
-"""What kernels that turn keys to their positions ask the plan on the CPU: append, or whoever reads K."""
+"""What kernels that rotate keys to their positions ask the plan on the CPU: append, or what reads K."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvgen.ir.plan import Constant
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a row of K is turned to its position: the answer ``rope`` of ``cpp/_rope.jinja``."""
+    """How a row of K is rotated to its position: the answer ``rope`` of ``cpp/_rope.jinja``."""
 
     first: str
     """C++ text of the index of the i-th pair's first element."""
@@ -26,13 +26,13 @@ class Rotation:
 
 
 def rotation(att: AttentionSpec, stored: str) -> Rotation | None:
-    """The rotation of keys for a kernel that turns them where they are ``stored`` so (a name of
+    """The rotation of keys for a kernel that rotates them where they are ``stored`` so (a name of
     ``ir.rope.STORED``); None where it does not.
     """
     rope = att.rope
     if rope is None or rope.stored != stored:
         return None
     first, second = ("i", "ROPE_DIM / 2 + i") if rope.pairing == "half" else ("2 * i", "2 * i + 1")
-    dim = Constant("ROPE_DIM", rope.dim, "elements of a key that turn")
+    dim = Constant("ROPE_DIM", rope.dim, "elements of a key that are rotated")
     fenced = stored == "post" and rope.pairing == "interleaved"
     return Rotation(first, second, rope.dim < att.head_dim, fenced, (dim,))

@@ -63,7 +63,7 @@ class Side:
 
 
 def sides(given: Inputs, lanes: int) -> tuple[Side, Side]:
-    """K and V. Where V is part of K, rows of K serve both, staged or not, unless they are turned."""
+    """K and V. Where V is part of K, rows of K serve both, staged or not, unless they are rotated."""
     k, v = (_side(given, side, lanes) for side in ("k", "v"))
     if rotation(given.spec.attention, "pre"):
         return _turned(given, k), v
@@ -76,7 +76,7 @@ def fold(spec: Spec, side: str) -> FoldSite:
 
 
 def _turned(given: Inputs, k: Side) -> Side:
-    """K whose rows are turned to their positions once they are staged, as f32."""
+    """K whose rows are rotated to their positions once they are staged, as f32."""
     if k.value:
         return k
     quant, address = given.spec.cache.k, given.addresses["k"]

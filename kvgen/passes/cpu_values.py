@@ -2,7 +2,7 @@
 
 Formats with operands of their own are read by the kernels themselves (``Spec.direct``). All others are read
 through the functions that ``cpp/_values.jinja`` makes of these answers: ``read_k`` and ``read_v``, one row at
-a time, and ``read_raw_k`` and ``read_raw_v`` for tokens that are kept as they came.
+a time, and ``read_raw_k`` and ``read_raw_v`` for tokens that are left unquantised.
 """
 
 from __future__ import annotations

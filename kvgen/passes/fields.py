@@ -172,7 +172,7 @@ PARAM = {
 ROPE = {
     "kind": Field(text(100), "'default', 'linear', 'llama3' or 'yarn'", "default"),
     "pairing": Field(one_of(*PAIRINGS), " or ".join(map(repr, PAIRINGS)), "half"),
-    "dim": Field(integer(2, 576, 2), "elements that turn, an even number; leave it out for head_dim", None),
+    "dim": Field(integer(2, 576, 2), "rotated elements, an even number; leave it out for head_dim", None),
     "theta": Field(number(1.0, 2.0**100), "for example 10000.0", 10000.0),
     "stored": Field(one_of(*STORED), " or ".join(map(repr, STORED)), "post"),
 }

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from kvgen.ir import PageRecord, Spec
 from kvgen.ir.plan import Constant, Fact, Part
 from kvgen.passes.address import Address, Term, address, plane_facts, simplify
-from kvgen.passes.integers import symbol
+from kvgen.passes.integers import FloorDiv, Mod, symbol
 from kvgen.passes.verify_address import verify_address
 
 
@@ -72,14 +72,37 @@ def lower_addresses(spec: Spec, record: PageRecord) -> Mapping[str, Address]:
     return MappingProxyType(found)
 
 
-def stride_constants(addresses: Mapping[str, Address]) -> tuple[Constant, ...]:
-    """The constant strides that addresses name (a stride of one is never printed)."""
-    return tuple(
-        Constant(term.stride_name, term.stride, f"elements from one {term.dim} index to the next")
-        for found in addresses.values()
-        for term in found.terms
+def stride_constants(addresses: Mapping[str, Address], units: Mapping[str, str]) -> tuple[Constant, ...]:
+    """The constant strides that addresses name (a stride of one is never printed), each once.
+
+    ``units``: what the strides of a plane count; elements where it says nothing.
+    """
+    # Addresses of a V that is a part of K are K's.
+    found = (
+        Constant(term.stride_name, term.stride, _step(term, units.get(name, "elements")))
+        for name, where in addresses.items()
+        for term in where.terms
         if term.stride is not None and term.stride != 1
     )
+    return tuple({constant.name: constant for constant in found}.values())
+
+
+def plane_units(record: PageRecord) -> dict[str, str]:
+    """What the strides of each plane count."""
+    return {plane.name: plane.unit for plane in record.planes + record.raw}
+
+
+def _step(term: Term, unit: str) -> str:
+    """What one step of a term means: ``elements from one token to the next``."""
+    dim = {"tok": "token", "d": unit.removesuffix("s")}.get(term.dim, term.dim)
+    of = " of d" if term.dim == "d" else ""
+    index, step, within = term.index, f"{dim}{of}", ""
+    if isinstance(index, FloorDiv):
+        step = f"block of {index.args[1]} {dim}s{of}"
+        index = index.args[0]
+    if isinstance(index, Mod):
+        within = f", within {index.args[1]}"
+    return f"{unit} from one {step} to the next{within}"
 
 
 def address_facts(record: PageRecord, addresses: Mapping[str, Address]) -> tuple[Fact, ...]:

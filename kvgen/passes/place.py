@@ -143,7 +143,7 @@ def _inline(
 
 
 def _raw_planes(spec: Spec) -> tuple[Plane, ...]:
-    """``k_raw`` and ``v_raw``: rows of a page's tokens as they came, in the type of the query."""
+    """``k_raw`` and ``v_raw``: rows of a page's unquantised tokens, in the type of the query."""
     if spec.cache.raw is None:
         return ()
     att, cache, dtype = spec.attention, spec.cache, spec.attention.q_dtype

@@ -16,7 +16,7 @@ from kvgen.passes.cpu_codec import append_answers, gather_answers
 from kvgen.passes.cpu_decode import decode_answers
 from kvgen.passes.cpu_prefill import prefill_answers
 from kvgen.passes.cpu_text import C_TYPES, SCALAR_HELPERS, SCALE_HELPERS, from_f32, reading, to_f32, writing
-from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
+from kvgen.passes.lower import address_facts, lower_addresses, plane_units, stride_constants
 
 
 def plan_cpu(
@@ -46,8 +46,7 @@ def plan_cpu(
         used -= {n for side, n in (("k", "HEAD_DIM"), ("v", "V_HEAD_DIM")) if spec.cache.quant(side).segments}
     constants = [c for c in constants if c.name in used] + list(more)
     if op not in ("copy", "merge"):
-        # Where V is part of K, its strides are K's.
-        constants += dict.fromkeys(stride_constants(addresses))
+        constants += stride_constants(addresses, plane_units(record))
     return KernelPlan(
         op=op,
         variant=variant,

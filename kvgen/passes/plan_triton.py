@@ -9,13 +9,12 @@ predicates), ``score``, ``rules`` (what all of these ask of a kernel), ``kernels
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import Constant, Fact, KernelPlan
 from kvgen.passes.abi import check_variant, op_args
-from kvgen.passes.lower import address_facts, lower_addresses, stride_constants
+from kvgen.passes.lower import address_facts, lower_addresses, plane_units, stride_constants
 from kvgen.passes.plan_triton_attention import attention_answers
 from kvgen.passes.plan_triton_parts import aligned
 from kvgen.passes.plan_triton_rows import row_answers
@@ -38,16 +37,11 @@ def plan_triton(
         )
     else:
         answers, constants, facts = row_answers(op, spec, record, schedule, target, variant, args)
-    # Addresses of a V that is a part of K are K's: each stride once.
-    strides = () if op in ("merge", "copy") else tuple(dict.fromkeys(stride_constants(addresses)))
+    units = plane_units(record) | dict.fromkeys(answers.get("worded", ()), "words")
+    strides = () if op in ("merge", "copy") else stride_constants(addresses, units)
     if op in ("decode", "prefill") and spec.cache.page_size == 1:
         # The only token of a page stands at its start.
         strides = tuple(c for c in strides if not c.name.endswith("_STRIDE_TOK"))
-    worded = tuple(f"{name.upper()}_STRIDE" for name in answers.get("worded", ()))
-    strides = tuple(
-        replace(c, doc=c.doc.replace("elements", "words")) if c.name.startswith(worded) else c
-        for c in strides
-    )
     promised = aligned(spec, record) | (aligned_table(spec) if op in ("decode", "prefill") else frozenset())
     return KernelPlan(
         op=op,

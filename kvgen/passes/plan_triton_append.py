@@ -215,7 +215,7 @@ def coded_append(
     if raw:
         constants += [
             Constant("SPAN", span, "tokens of a program"),
-            Constant("BLOCK", raw.block, "tokens that become codes together"),
+            Constant("BLOCK", raw.block, "tokens that are quantised together"),
             Constant("KEEP_LAST", raw.keep_last, "last tokens that stay raw"),
         ]
         if raw.keep_first:
@@ -223,7 +223,9 @@ def coded_append(
     if spec.cache.k.mean:
         constants.append(Constant("HEAD_DIM", att.head_dim, "elements of a key"))
     if any(p.blocked for p in parts):
-        constants.append(Constant("ZERO_AMAX", ZERO_BLOCK_AMAX, "2**-100: a block below this is of zeros"))
+        constants.append(
+            Constant("ZERO_AMAX", ZERO_BLOCK_AMAX, "2**-100: a block below it is stored as zeros")
+        )
     if rope:
         constants += turn_constants(rope, {p.plane: p.turn for p in parts if p.turn})
     encoders, scale_types = helpers(parts)
@@ -234,11 +236,11 @@ def coded_append(
     answers = {
         "coded": True,
         "least_warps": max((_warps(p) for p in parts), default=1),
-        "title": f"append: store new {keys} as codes"
-        + (", and as they came." if raw else " at their slots."),
+        "title": f"append: store new {keys} "
+        + ("of requests, quantised or raw." if raw else "as codes at their slots."),
         "lines": [
             f"One program stores {'SPAN' if raw else 'ROWS'} {who}."
-            + (" Blocks that are old enough become codes." if raw else " Slot -1 is skipped.")
+            + (" Blocks that are old enough are quantised." if raw else " Slot -1 is skipped.")
         ],
         "parts": tuple(parts),
         "encoders": encoders,

@@ -9,7 +9,7 @@ The query meets K in one of four ways (``Codec.q``):
 ``codes``   the same with one digit: what ``qk = "int8"`` asks for.
 ``units``   K as f16, and a bf16 query as f16 in units of a power of two, one a row, so that it fits.
 
-Where V is a part of K (MLA), one load serves both, so K is read as V has to be: as f16. Keys that are turned
+Where V is a part of K (MLA), one load serves both, so K is read as V has to be: as f16. Keys that are rotated
 when they are read become f16 as well, one element after another.
 
 V is contracted over tokens with weights of many magnitudes, so its codes become f16, exactly. A tensor core

@@ -153,7 +153,7 @@ def coded_gather(
         Constant("TILE", schedule.int("tile"), "tokens of a program"),
     ]
     if raw:
-        constants.append(Constant("BLOCK", raw.block, "tokens that become codes together"))
+        constants.append(Constant("BLOCK", raw.block, "tokens that are quantised together"))
         constants.append(Constant("KEEP_LAST", raw.keep_last, "last tokens that stay raw"))
         if raw.keep_first:
             constants.append(Constant("KEEP_FIRST", raw.keep_first, "first tokens that stay raw"))

@@ -21,7 +21,7 @@ def check_valued(spec: Spec) -> None:
     if att.rope is not None and att.rope.stored == "pre":
         raise UnsupportedError(
             'attention.rope.stored = "pre" with codecs that become numbers as they are read: Triton kernels '
-            'turn keys of bf16, f16, f32, int8, int4 and e4m3 only; rope.stored = "post" works'
+            'rotate keys of bf16, f16, f32, int8, int4 and e4m3 only; rope.stored = "post" works'
         )
     if att.pv == "int8":
         raise UnsupportedError(
@@ -54,12 +54,12 @@ def raw_lines(spec: Spec) -> tuple[tuple[str, ...], tuple[Constant, ...], str]:
     left = "tl.maximum(kv_len - KEEP_LAST, 0)" if raw.keep_last else "kv_len"
     end = f"{left} // RAW_BLOCK * RAW_BLOCK" if raw.block > 1 else left
     constants = (
-        [Constant("RAW_BLOCK", raw.block, "tokens that become codes together")] if raw.block > 1 else []
+        [Constant("RAW_BLOCK", raw.block, "tokens that are quantised together")] if raw.block > 1 else []
     )
     if raw.keep_last:
-        constants.append(Constant("KEEP_LAST", raw.keep_last, "last tokens that stay as they came, at least"))
+        constants.append(Constant("KEEP_LAST", raw.keep_last, "last tokens that stay unquantised, at least"))
     condition = "key_T >= closed_end"
     if raw.keep_first:
-        constants.append(Constant("KEEP_FIRST", raw.keep_first, "first tokens that stay as they came"))
+        constants.append(Constant("KEEP_FIRST", raw.keep_first, "first tokens that stay unquantised"))
         condition = f"(key_T < KEEP_FIRST) | ({condition})"
     return (f"closed_end = {end}  # tokens from here on are raw",), tuple(constants), condition

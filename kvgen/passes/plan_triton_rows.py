@@ -239,7 +239,7 @@ def _gather(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, 
 def _copy(spec: Spec, record: PageRecord, schedule: Schedule, target: Target, variant: str) -> Answers:
     runs, constants, facts = (
         [],
-        [Constant("BLOCK", schedule.int("block"), "elements of a program and plane")],
+        [Constant("BLOCK", schedule.int("block"), "stored elements of a plane that one program copies")],
         [],
     )
     for plane in record.planes:
@@ -263,12 +263,12 @@ def _runs(plane: Plane) -> tuple[Run, list[Constant], int]:
             run *= extent
         elif extent > 1:
             rest.append((extent, stride, f"{name}_STRIDE_{axis.axis.key.upper()}"))
-    constants = [Constant(label, stride, "elements") for _, stride, label in rest]
+    constants = [Constant(label, stride, plane.unit) for _, stride, label in rest]
     digits = [(extent, label) for extent, _, label in rest]
     # Axes left of page have run-time strides, so they are 64-bit digits.
     digits += [(a.extent or 1, f"{plane.name}_stride_{a.axis.key}") for a in plane.outside]
     if digits:
-        constants.insert(0, Constant(f"{name}_RUN", run, "adjacent elements"))
+        constants.insert(0, Constant(f"{name}_RUN", run, f"adjacent {plane.unit}"))
     terms = [f"e_E % {name}_RUN" if digits else "e_E"]
     above = f"e_E // {name}_RUN"
     for at, (extent, label) in enumerate(digits):

@@ -1,4 +1,4 @@
-"""plan the rotation of new keys in an append: for each operand which elements turn, and with which others."""
+"""plan the rotation of new keys in an append: which elements of each operand are rotated, and with which."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Turn:
     """One operand's rotation, as texts over the elements [width] that it holds."""
 
     partner: str
-    """The element that turns with each."""
+    """The element that is rotated together with each."""
     angle: str
     """Which of the dim / 2 angles."""
     first: str
     """Whether it is the first of its pair: its partner's sine is subtracted."""
     inside: str
-    """Whether it turns at all; empty where all do."""
+    """Whether it is rotated at all; empty where all are."""
 
 
 def turns_of(rope: RopeSpec, side: Side) -> Mapping[str, Turn]:
@@ -38,14 +38,14 @@ def turns_of(rope: RopeSpec, side: Side) -> Mapping[str, Turn]:
 
 def turn_constants(rope: RopeSpec, turns: Mapping[str, Turn]) -> tuple[Constant, ...]:
     """The constants that the texts of ``turns`` name."""
-    found = [Constant("ROPE_HALF", rope.dim // 2, "angles: pairs of elements that turn together")]
+    found = [Constant("ROPE_HALF", rope.dim // 2, "angles: pairs of elements that are rotated together")]
     if rope.pairing == "half" or any(turn.inside for turn in turns.values()):
-        found.insert(0, Constant("ROPE_DIM", rope.dim, "elements of a key that turn"))
+        found.insert(0, Constant("ROPE_DIM", rope.dim, "elements of a key that are rotated"))
     return tuple(found)
 
 
 def turn_of(rope: RopeSpec, at: str, inside: bool) -> Turn:
-    """The rotation of the elements ``at``; ``inside``: all of them turn."""
+    """The rotation of the elements ``at``; ``inside``: all of them are rotated."""
     limit = "" if inside else f"{at} < ROPE_DIM"
     if rope.pairing == "interleaved":
         return Turn(f"{at} ^ 1", f"{at} // 2", f"{at} % 2 == 0", limit)

@@ -1,4 +1,4 @@
-"""Keys that are stored unrotated, turned to their positions when attention reads them.
+"""Keys that are stored unrotated, rotated to their positions when attention reads them.
 
 A tile is loaded, widened to f32, turned by the table's row of each key's position and brought to the type of
 the dot. Elements that turn together are two operands ("lanes"): halves of a row are tiles of their own,
@@ -20,7 +20,7 @@ from kvgen.passes.plan_triton_types import store_text, widen_text
 
 @dataclass(frozen=True)
 class Pair:
-    """Two operands whose elements turn together."""
+    """Two operands whose elements are rotated together."""
 
     first: str
     """Tag of the one, as in ``k0_TD``."""
@@ -33,7 +33,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Turning:
-    """How the keys of one kernel are turned."""
+    """How the keys of one kernel are rotated."""
 
     pairs: tuple[Pair, ...]
     split: bool
@@ -41,16 +41,16 @@ class Turning:
     half: int
     """Angles of a position: its sines follow so many cosines."""
     tiles: frozenset[str]
-    """Tags of the tiles that turn."""
+    """Tags of the tiles that are rotated."""
     widen: str
     """Text around a loaded tile that makes f32 of it."""
     first: str
-    """Text of the first element of a pair, turned, in the type of the dot; and of the second."""
+    """Text of the first element of a pair, rotated, in the type of the dot; and of the second."""
     second: str
 
 
 def reads_unturned(spec: Spec) -> bool:
-    """Whether attention turns keys."""
+    """Whether attention rotates keys."""
     rope = spec.attention.rope
     return rope is not None and rope.stored == "pre"
 
@@ -64,25 +64,25 @@ def aligned_table(spec: Spec) -> frozenset[str]:
 
 
 def check_turning(spec: Spec) -> None:
-    """Raise UnsupportedError for what Triton kernels cannot turn when they read it."""
+    """Raise UnsupportedError for what Triton kernels cannot rotate when they read it."""
     rope, k = spec.attention.rope, spec.cache.k
     assert rope is not None
-    what, instead = 'attention.rope.stored = "pre"', 'rope.stored = "post" works: append turns keys once'
+    what, instead = 'attention.rope.stored = "pre"', 'rope.stored = "post" works: append rotates keys once'
     if spec.cache.alias:
         raise UnsupportedError(f"{what} with cache.v.alias: V would have to be the unrotated part; {instead}")
     if k.d_block is not None:
         raise UnsupportedError(
-            f"{what} with scales for {k.d_block} elements of cache.k: elements of two scales would turn "
+            f"{what} with scales for {k.d_block} elements of cache.k: elements of two scales would rotate "
             f"together; a scale for each row (group = {{ tok = 1, head = 1 }}), or {instead}"
         )
     if spec.attention.qk == "int8":
         raise UnsupportedError(
-            f'{what} with qk = "int8": turned keys are no codes; qk = "exact", or {instead}'
+            f'{what} with qk = "int8": rotated keys are no codes; qk = "exact", or {instead}'
         )
     if k.fmt.packed > 1 and (rope.pairing != "half" or rope.dim != spec.attention.head_dim):
         raise UnsupportedError(
             f"{what} with cache.k.format = {k.format!r}: a byte holds elements half a row apart, so only "
-            f'pairing = "half" with dim = head_dim = {spec.attention.head_dim} can be turned there; {instead}'
+            f'pairing = "half" with dim = head_dim = {spec.attention.head_dim} can rotate; {instead}'
         )
 
 
@@ -96,7 +96,7 @@ def turned_cuts(spec: Spec) -> list[int]:
 
 
 def turning_for(spec: Spec, side: Side, reader: Reader, compute: str, target: Target) -> Turning:
-    """How the tiles of ``side`` turn; the dot takes ``compute``."""
+    """How the tiles of ``side`` are rotated; the dot takes ``compute``."""
     rope, k = spec.attention.rope, spec.cache.k
     assert rope is not None
     half = rope.dim // 2

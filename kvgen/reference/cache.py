@@ -165,7 +165,7 @@ def gather(
             stored = values.transpose(0, 2, 1, 3).reshape(need * size, heads, width)[:length]
             if spec.cache.raw is not None:
                 if raw_rows is None:
-                    raise ArgumentError("raw_rows is missing: this spec keeps tokens as they came")
+                    raise ArgumentError("raw_rows is missing: this spec leaves some tokens unquantised")
                 for token, row in read_raw(spec, record, pools, field, pages, length, raw_rows).items():
                     stored[token] = row
             rows.append(from_stored(spec, field, stored.transpose(1, 0, 2), means).transpose(1, 0, 2))
@@ -175,7 +175,7 @@ def gather(
 
 
 def keys_to_attend(spec: Spec, keys: list[Array], params: Params) -> list[Array]:
-    """What queries meet: the stored keys, turned by their positions where the spec stores them unrotated."""
+    """What queries meet: the stored keys, rotated to their positions where the spec stores them unrotated."""
     rope = spec.attention.rope
     if rope is None or rope.stored != "pre":
         return keys

@@ -1,4 +1,4 @@
-"""raw: tokens that are kept as they came, and blocks that close (``kvgen.ir.RawSpec`` holds the rule).
+"""raw: tokens that are left unquantised, and blocks that close (``kvgen.ir.RawSpec`` holds the rule).
 
 ``pools["raw"]`` is the slab of raw rows, uint8, ``record.raw_bytes()`` for each; ``raw_rows`` int32
 [num_pages] says which of them holds a page's raw tokens, -1 for none.

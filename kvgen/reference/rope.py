@@ -19,7 +19,7 @@ def rope_table(frequencies: list[float], factor: float, positions: int) -> Array
 
 
 def rotate(x_THD: Array, table_TR: Array, rope: RopeSpec) -> Array:
-    """Rows turned by their angles, in the type of ``x``; ``table_TR`` holds each token's row of the table.
+    """Rows rotated by their angles, in the type of ``x``; ``table_TR`` holds each token's row of the table.
 
     In f32 every product is rounded before the sum is: the order that kernels keep, byte for byte.
     """
@@ -35,6 +35,6 @@ def rotate(x_THD: Array, table_TR: Array, rope: RopeSpec) -> Array:
 
 
 def pair_indices(rope: RopeSpec) -> tuple[Array, Array]:
-    """Elements that turn together: the first and the second of each pair."""
+    """Elements that are rotated together: the first and the second of each pair."""
     at = np.arange(rope.dim // 2)
     return (at, at + rope.dim // 2) if rope.pairing == "half" else (2 * at, 2 * at + 1)

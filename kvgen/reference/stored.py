@@ -27,7 +27,7 @@ def to_stored(
 ) -> Array:
     """New rows [T, head, D] in any type ``widen`` takes -> f32 in the space in which they are stored.
 
-    K is turned by its position, less its mean, then rotated; rounded to the query's type where rows are
+    K is rotated to its position, less its mean, then transformed; rounded to the query's type where rows are
     kept raw.
     """
     att, quant = spec.attention, spec.cache.quant(field)

@@ -258,7 +258,7 @@ def _contender(candidate: Candidate, variant: str) -> Contender:
 def _certain(line: Line, limit_s: float = 0.0) -> bool:
     """Whether a recorded end is the candidate's own doing.
 
-    The loss of its build is none. A time-out that came sooner than it would now is none, nor is the death of
+    The loss of its build is none. A time-out that came sooner than it would now is none, nor is the crash of
     a process that did not die of a fault in machine code: memory ran out, or kvgen itself had a fault that
     has been mended since.
     """

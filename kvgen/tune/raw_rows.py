@@ -1,4 +1,4 @@
-"""raw_rows: which pages of a made-up cache hold tokens as they came, and where."""
+"""raw_rows: which pages of a made-up cache hold unquantised tokens, and where."""
 
 from __future__ import annotations
 

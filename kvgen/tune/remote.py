@@ -1,4 +1,4 @@
-"""The tuner's end of the process that runs candidates: start, ask, and lay a death to a candidate."""
+"""The tuner's end of the process that runs candidates: start, ask, and say which candidate crashed it."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _blocks(quant: QuantSpec, width: int) -> int:
 
 def _token_bytes(spec: Spec) -> int:
     """What a kernel loads for a token and head, scales left out: K, V where it is no part of K, and the
-    angles of keys that are turned when they are read."""
+    angles of keys that are rotated when they are read."""
     att, cache_ = spec.attention, spec.cache
     found = att.head_dim * DTYPE_BYTES[cache_.k.fmt.storage]
     if not cache_.alias:

@@ -2,7 +2,7 @@
 
 ``python -m kvgen.tune.worker`` reads a JSON request a line and writes a JSON reply a line; the first line
 written is ``{"ready": PROTOCOL}``. Before a contender of a race runs, its index is put into the file ``at``
-of the working folder, so that the tuner knows whom a death is to be laid to. (Not into the pipe: the
+of the working folder, so that the tuner knows which candidate a crash is due to. (Not into the pipe: the
 tuner would wake up for every line, on a core that the kernel needs.)
 """
 

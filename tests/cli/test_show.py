@@ -177,7 +177,7 @@ def test_terms_in_words(kvgen: Any, kvgen_json: Any, tmp_path: Path) -> None:
     )
     assert told["parameters"] == "sink_logit [head] f32; slope [head] f32"
     assert told["positions"] == (
-        "linear rope of theta 10,000, factor 4.0 in pairs of neighbours turns the first 64 elements of K "
+        "linear rope of theta 10,000, factor 4.0 in pairs of neighbours rotates the first 64 elements of K "
         "when it is appended"
     )
     assert told["V"] == "the first 128 elements of K's rows"

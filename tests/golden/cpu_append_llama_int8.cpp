@@ -17,14 +17,14 @@ constexpr int KV_HEADS = 8;
 constexpr int HEAD_DIM = 128;
 constexpr int V_HEAD_DIM = 128;
 constexpr int PAGE = 16;  // tokens in a page
-constexpr int PARALLEL_ROWS = 256;  // rows from which threads pay
+constexpr int PARALLEL_ROWS = 256;  // rows from which several threads are used
 constexpr float SMALLEST_AMAX = 7.888609052210118e-31;  // a block below this is zero
-constexpr int K_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int K_STRIDE_TOK = 128;  // elements from one tok index to the next
-constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
-constexpr int V_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 128;  // elements from one tok index to the next
-constexpr int V_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
+constexpr int K_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int K_STRIDE_TOK = 128;  // elements from one token to the next
+constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head to the next
+constexpr int V_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 128;  // elements from one token to the next
+constexpr int V_SCALE_STRIDE_HEAD = 16;  // elements from one head to the next
 
 struct Args {
   uint16_t* k_new;  // new keys, T x kv_heads x head_dim

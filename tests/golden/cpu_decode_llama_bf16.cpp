@@ -22,19 +22,19 @@ constexpr int V_HEAD_DIM = 128;
 constexpr int PAGE = 16;  // tokens in a page
 constexpr int GROUP = 4;  // query heads that share a KV head
 constexpr int TILE = 16;  // keys between two softmax steps
-constexpr int TILE_PAD = 16;  // their scores, in whole vectors
+constexpr int TILE_PAD = 16;  // scores of a tile, rounded up to whole vectors
 constexpr int BLOCK = 16;  // keys of a tile that lie in one page
 constexpr int BLOCKS = 1;  // pages of a tile, or 1 where a page has several tiles
 constexpr int SPLIT = 512;  // keys of a unit of work
 constexpr int HEADS = 8;  // KV heads of a unit of work
-constexpr int ROW_BLOCK = 4;  // query rows of the inner kernels
+constexpr int ROW_BLOCK = 4;  // query rows that the inner kernels take at once
 constexpr int K_PITCH = 128;  // elements of a prepared query row
 constexpr int V_PITCH = 128;  // elements of an accumulator row
-constexpr int TOK_BLOCK = 4;  // keys of the score kernel
-constexpr int K_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int K_STRIDE_TOK = 128;  // elements from one tok index to the next
-constexpr int V_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 128;  // elements from one tok index to the next
+constexpr int TOK_BLOCK = 4;  // keys a call of the score kernel takes
+constexpr int K_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int K_STRIDE_TOK = 128;  // elements from one token to the next
+constexpr int V_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 128;  // elements from one token to the next
 
 struct Args {
   uint16_t* q;  // queries, T x q_heads x head_dim
@@ -118,7 +118,7 @@ inline vf largest_each(const vf (&x)[N]) {
 }
 inline vf zero_for_none(vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(-INFINITY), _CMP_NEQ_UQ), x); }
 
-// 2^x for x <= 0, relative error 3e-6: less than 16 bits show; exactly 1 at 0, 0 at -inf, NaN at NaN (max returns its second operand there).
+// 2^x for x <= 0, relative error 3e-6, less than a 16-bit result shows; exactly 1 at 0, 0 at -inf, NaN at NaN (max returns its second operand there).
 inline vf exp2v(vf x) {
   x = _mm512_max_ps(splat(-150.0f), x);
   const vf whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -194,8 +194,8 @@ struct Rows {
   const uint16_t* v_next[TILE_PAD];
 };
 
-// The tile that begins at key `first`, of which begin .. end - 1 exist. Pages without such keys are nobody's: a
-// page beside them stands for them.
+// The tile that begins at key `first`, of which begin .. end - 1 exist. Columns of the table without
+// such keys may hold anything: a page beside them stands in for theirs.
 inline void locate(const Args& a, const int32_t* pages, int64_t first, int end, Tile& tile) {
   for (int i = 0; i < BLOCKS; ++i) {
     const int64_t page = pages[(first + std::min(i * BLOCK, end - 1)) / PAGE];

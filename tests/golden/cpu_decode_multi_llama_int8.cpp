@@ -22,21 +22,21 @@ constexpr int V_HEAD_DIM = 128;
 constexpr int PAGE = 16;  // tokens in a page
 constexpr int GROUP = 4;  // query heads that share a KV head
 constexpr int TILE = 32;  // keys between two softmax steps
-constexpr int TILE_PAD = 32;  // their scores, in whole vectors
+constexpr int TILE_PAD = 32;  // scores of a tile, rounded up to whole vectors
 constexpr int BLOCK = 16;  // keys of a tile that lie in one page
 constexpr int BLOCKS = 2;  // pages of a tile, or 1 where a page has several tiles
 constexpr int SPLIT = 512;  // keys of a unit of work
 constexpr int HEADS = 8;  // KV heads of a unit of work
-constexpr int ROW_BLOCK = 2;  // query rows of the inner kernels
+constexpr int ROW_BLOCK = 2;  // query rows that the inner kernels take at once
 constexpr int K_PITCH = 128;  // elements of a prepared query row
 constexpr int V_PITCH = 128;  // elements of an accumulator row
-constexpr int TOK_BLOCK = 4;  // keys of the score kernel
-constexpr int K_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int K_STRIDE_TOK = 128;  // elements from one tok index to the next
-constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
-constexpr int V_STRIDE_HEAD = 2048;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 128;  // elements from one tok index to the next
-constexpr int V_SCALE_STRIDE_HEAD = 16;  // elements from one head index to the next
+constexpr int TOK_BLOCK = 4;  // keys a call of the score kernel takes
+constexpr int K_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int K_STRIDE_TOK = 128;  // elements from one token to the next
+constexpr int K_SCALE_STRIDE_HEAD = 16;  // elements from one head to the next
+constexpr int V_STRIDE_HEAD = 2048;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 128;  // elements from one token to the next
+constexpr int V_SCALE_STRIDE_HEAD = 16;  // elements from one head to the next
 
 struct Args {
   uint16_t* q;  // queries, T x q_heads x head_dim
@@ -180,8 +180,8 @@ struct Rows {
   const int8_t* v_next[TILE_PAD];
 };
 
-// The tile that begins at key `first`, of which begin .. end - 1 exist. Pages without such keys are nobody's: a
-// page beside them stands for them.
+// The tile that begins at key `first`, of which begin .. end - 1 exist. Columns of the table without
+// such keys may hold anything: a page beside them stands in for theirs.
 inline void locate(const Args& a, const int32_t* pages, int64_t first, int end, Tile& tile) {
   for (int i = 0; i < BLOCKS; ++i) {
     const int64_t page = pages[(first + std::min(i * BLOCK, end - 1)) / PAGE];

@@ -22,22 +22,22 @@ constexpr int V_HEAD_DIM = 64;
 constexpr int PAGE = 16;  // tokens in a page
 constexpr int GROUP = 2;  // query heads that share a KV head
 constexpr int TILE = 32;  // keys between two softmax steps
-constexpr int TILE_PAD = 32;  // their scores, in whole vectors
+constexpr int TILE_PAD = 32;  // scores of a tile, rounded up to whole vectors
 constexpr int BLOCK = 16;  // keys of a tile that lie in one page
 constexpr int BLOCKS = 2;  // pages of a tile, or 1 where a page has several tiles
 constexpr int SPLIT = 512;  // keys of a unit of work
 constexpr int HEADS = 2;  // KV heads of a unit of work
-constexpr int ROW_BLOCK = 2;  // query rows of the inner kernels
+constexpr int ROW_BLOCK = 2;  // query rows that the inner kernels take at once
 constexpr int K_PITCH = 64;  // elements of a prepared query row
 constexpr int V_PITCH = 64;  // elements of an accumulator row
-constexpr int TOK_BLOCK = 2;  // keys of the score kernel
+constexpr int TOK_BLOCK = 2;  // keys a call of the score kernel takes
 constexpr float LOG2E = 1.4426950408889634;  // natural units to those of base 2
 constexpr int SLOPE_HEADS = 4;  // heads of the first series of slopes
-constexpr int ROPE_DIM = 16;  // elements of a key that turn
-constexpr int K_STRIDE_HEAD = 1024;  // elements from one head index to the next
-constexpr int K_STRIDE_TOK = 64;  // elements from one tok index to the next
-constexpr int V_STRIDE_HEAD = 1024;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 64;  // elements from one tok index to the next
+constexpr int ROPE_DIM = 16;  // elements of a key that are rotated
+constexpr int K_STRIDE_HEAD = 1024;  // elements from one head to the next
+constexpr int K_STRIDE_TOK = 64;  // elements from one token to the next
+constexpr int V_STRIDE_HEAD = 1024;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 64;  // elements from one token to the next
 
 struct Args {
   uint16_t* q;  // queries, T x q_heads x head_dim
@@ -177,8 +177,8 @@ struct Rows {
   const uint16_t* v[TILE_PAD];
 };
 
-// The tile that begins at key `first`, of which begin .. end - 1 exist. Pages without such keys are nobody's: a
-// page beside them stands for them.
+// The tile that begins at key `first`, of which begin .. end - 1 exist. Columns of the table without
+// such keys may hold anything: a page beside them stands in for theirs.
 inline void locate(const Args& a, const int32_t* pages, int64_t first, int begin, int end, Tile& tile) {
   tile.first = first;
   for (int i = 0; i < BLOCKS; ++i) {
@@ -188,7 +188,7 @@ inline void locate(const Args& a, const int32_t* pages, int64_t first, int begin
   }
 }
 
-// A row of K turned to its position: elements i and ROPE_DIM / 2 + i by the i-th angle. `turn` holds the cosines
+// A row of K rotated to its position: elements i and ROPE_DIM / 2 + i by the i-th angle. `turn` holds the cosines
 // of all angles, then their sines. Elements from ROPE_DIM on pass.
 inline void rotate(const float* x, const float* turn, float* turned) {
   for (int i = 0; i < ROPE_DIM / 2; ++i) {
@@ -200,7 +200,7 @@ inline void rotate(const float* x, const float* turn, float* turned) {
   for (int d = ROPE_DIM; d < HEAD_DIM; ++d) turned[d] = x[d];
 }
 
-// Copies the tile's rows of K for one head, turned to their positions, to rows of HEAD_DIM.
+// Copies the tile's rows of K for one head, rotated to their positions, to rows of HEAD_DIM.
 inline void stage_k(const Args& a, const uint16_t* k, const Tile& tile, int begin, int end, float* rows) {
   for (int t = begin; t < end; ++t) {
     const uint16_t* row = k + tile.k[t / BLOCK] + (t % BLOCK) * K_STRIDE_TOK;

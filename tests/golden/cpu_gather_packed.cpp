@@ -14,11 +14,11 @@ constexpr int KV_HEADS = 4;
 constexpr int HEAD_DIM = 96;
 constexpr int V_HEAD_DIM = 96;
 constexpr int PAGE = 64;  // tokens in a page
-constexpr int K_STRIDE_HEAD = 6144;  // elements from one head index to the next
-constexpr int K_STRIDE_D_OUTER = 512;  // elements from one d index to the next
-constexpr int K_STRIDE_TOK = 8;  // elements from one tok index to the next
-constexpr int V_STRIDE_HEAD = 6144;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 96;  // elements from one tok index to the next
+constexpr int K_STRIDE_HEAD = 6144;  // elements from one head to the next
+constexpr int K_STRIDE_D_OUTER = 512;  // elements from one block of 8 elements of d to the next
+constexpr int K_STRIDE_TOK = 8;  // elements from one token to the next
+constexpr int V_STRIDE_HEAD = 6144;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 96;  // elements from one token to the next
 
 struct Args {
   uint16_t* k;  // k plane

@@ -22,17 +22,17 @@ constexpr int PAGE = 5;  // tokens in a page
 constexpr int GROUP = 3;  // query heads that share a KV head
 constexpr int TILE = 256;  // keys between two softmax steps
 constexpr int Q_TILE = 170;  // queries of a unit of work
-constexpr int ROW_BLOCK = 4;  // query rows of the inner kernels
-constexpr int STATES = 16;  // as many, in whole vectors
+constexpr int ROW_BLOCK = 4;  // query rows that the inner kernels take at once
+constexpr int STATES = 16;  // query rows of a block, rounded up to whole vectors
 constexpr int COLUMNS = 64;  // keys of a panel of K
-constexpr int K_WORDS = 80;  // words of a key in it
+constexpr int K_WORDS = 80;  // words of a key in such a panel
 constexpr int V_WORDS = 80;  // words of a row of the panel of V
 constexpr int V_PITCH = 80;  // elements of an accumulator row
 constexpr int WINDOW = 128;  // earlier keys that a query sees
-constexpr int K_STRIDE_TOK = 192;  // elements from one tok index to the next
-constexpr int K_STRIDE_HEAD = 96;  // elements from one head index to the next
-constexpr int V_STRIDE_TOK = 256;  // elements from one tok index to the next
-constexpr int V_STRIDE_HEAD = 128;  // elements from one head index to the next
+constexpr int K_STRIDE_TOK = 192;  // elements from one token to the next
+constexpr int K_STRIDE_HEAD = 96;  // elements from one head to the next
+constexpr int V_STRIDE_TOK = 256;  // elements from one token to the next
+constexpr int V_STRIDE_HEAD = 128;  // elements from one head to the next
 
 struct Args {
   uint16_t* q;  // queries, T x q_heads x head_dim

@@ -15,12 +15,12 @@ ROWS = tl.constexpr(16)  # rows (token, KV head) of a program
 K_QMAX = tl.constexpr(127.0)  # largest code of K
 V_QMAX = tl.constexpr(127.0)  # largest code of V
 ZERO_AMAX = tl.constexpr(7.888609052210118e-31)  # 2**-100: a row below this is stored as zeros
-K_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head index to the next
-K_STRIDE_TOK = tl.constexpr(128)  # elements from one tok index to the next
-K_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the next
-V_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head index to the next
-V_STRIDE_TOK = tl.constexpr(128)  # elements from one tok index to the next
-V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the next
+K_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head to the next
+K_STRIDE_TOK = tl.constexpr(128)  # elements from one token to the next
+K_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head to the next
+V_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head to the next
+V_STRIDE_TOK = tl.constexpr(128)  # elements from one token to the next
+V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head to the next
 
 
 @triton.jit

@@ -9,7 +9,7 @@ One program moves BLOCK elements of every plane of one pair. Padding between row
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(4096)  # elements of a program and plane
+BLOCK = tl.constexpr(4096)  # stored elements of a plane that one program copies
 
 
 @triton.jit

@@ -24,12 +24,12 @@ Q_HEADS = tl.constexpr(32)  # query heads
 SPLIT_TOKENS = tl.constexpr(512)  # keys of a split
 SPLIT_ROW = tl.constexpr(132)  # floats of a split's state: output, then logsumexp
 MERGE_ROWS = tl.constexpr(1)  # rows that one program merges
-K_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head index to the next
-K_STRIDE_TOK = tl.constexpr(128)  # elements from one tok index to the next
-K_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the next
-V_STRIDE_HEAD = tl.constexpr(1024)  # words from one head index to the next
-V_STRIDE_TOK = tl.constexpr(64)  # words from one tok index to the next
-V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head index to the next
+K_STRIDE_HEAD = tl.constexpr(2048)  # elements from one head to the next
+K_STRIDE_TOK = tl.constexpr(128)  # elements from one token to the next
+K_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head to the next
+V_STRIDE_HEAD = tl.constexpr(1024)  # words from one head to the next
+V_STRIDE_TOK = tl.constexpr(64)  # words from one token to the next
+V_SCALE_STRIDE_HEAD = tl.constexpr(16)  # elements from one head to the next
 
 
 @triton.jit

@@ -11,11 +11,11 @@ import triton.language as tl
 
 PAGE = tl.constexpr(64)  # tokens of a page
 TILE = tl.constexpr(32)  # tokens of a program
-K_STRIDE_HEAD = tl.constexpr(6144)  # elements from one head index to the next
-K_STRIDE_D_OUTER = tl.constexpr(512)  # elements from one d index to the next
-K_STRIDE_TOK = tl.constexpr(8)  # elements from one tok index to the next
-V_STRIDE_HEAD = tl.constexpr(6144)  # elements from one head index to the next
-V_STRIDE_TOK = tl.constexpr(96)  # elements from one tok index to the next
+K_STRIDE_HEAD = tl.constexpr(6144)  # elements from one head to the next
+K_STRIDE_D_OUTER = tl.constexpr(512)  # elements from one block of 8 elements of d to the next
+K_STRIDE_TOK = tl.constexpr(8)  # elements from one token to the next
+V_STRIDE_HEAD = tl.constexpr(6144)  # elements from one head to the next
+V_STRIDE_TOK = tl.constexpr(96)  # elements from one token to the next
 
 
 @triton.jit

@@ -17,10 +17,10 @@ ROWS = tl.constexpr(64)  # query rows of a tile: (token, head of the group) pack
 TILE = tl.constexpr(64)  # keys of a tile
 PAGE = tl.constexpr(5)  # tokens of a page
 WINDOW = tl.constexpr(128)  # earlier keys that a query sees
-K_STRIDE_TOK = tl.constexpr(192)  # elements from one tok index to the next
-K_STRIDE_HEAD = tl.constexpr(96)  # elements from one head index to the next
-V_STRIDE_TOK = tl.constexpr(128)  # words from one tok index to the next
-V_STRIDE_HEAD = tl.constexpr(64)  # words from one head index to the next
+K_STRIDE_TOK = tl.constexpr(192)  # elements from one token to the next
+K_STRIDE_HEAD = tl.constexpr(96)  # elements from one head to the next
+V_STRIDE_TOK = tl.constexpr(128)  # words from one token to the next
+V_STRIDE_HEAD = tl.constexpr(64)  # words from one head to the next
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def test_presets_of_a_tiny_model(checkpoint) -> None:
     specs = [specs_for(model.shape, name) for name in names]
     report = measure(model, tokens, specs_for(model.shape), specs, context=110, chunk=9)
     cost = {row.pages: row for row in report.rows}
-    assert 0 < cost["int4"].kl_nats < cost["nvfp4"].kl_nats < 2, "recent tokens are as they came"
+    assert 0 < cost["int4"].kl_nats < cost["nvfp4"].kl_nats < 2, "recent tokens are unquantised"
     assert [cost[name].bits for name in names] == [5, 4.5]
     # 4 pages of 32 for 110 tokens; raw are tokens 0 to 3, and from 64 on: rows of pages 0, 2 and 3.
     assert cost["int4"].bits_at_context == (4 * 32 * 5 + 3 * 32 * 32) / 110

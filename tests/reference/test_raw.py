@@ -1,4 +1,4 @@
-"""Tokens kept as they came and blocks that close: bytes do not depend on how appends are cut."""
+"""Tokens left unquantised and blocks that close: bytes do not depend on how appends are cut."""
 
 from __future__ import annotations
 

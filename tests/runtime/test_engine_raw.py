@@ -1,4 +1,4 @@
-"""Engine over caches that keep tokens as they came: exact tokens however batched, every raw row counted."""
+"""Engine over caches that leave tokens unquantised: exact tokens however batched, every raw row counted."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
     ],
 )
 def test_pages_without_the_raw_row_they_need(reserve: tuple[int, ...], page: str, request_: int) -> None:
-    words = (
-        rf"{page}: request {request_} keeps tokens of this page as they came.*RawRows\(\[cache\]\)\.reserve"
-    )
+    words = rf"{page}: request {request_} has unquantised tokens in this page.*RawRows\(\[cache\]\)\.reserve"
     with pytest.raises(ArgumentError, match=words):
         call(rows=3, reserve=reserve)
 
@@ -100,11 +98,13 @@ def test_readers_and_copies_look_for_raw_rows_too() -> None:
     rows.reserve([0, 2])
     q, lens = torch.zeros(1, 4, 64).bfloat16(), ints(20)
     table = ints([0, 1, 2])
-    with pytest.raises(ArgumentError, match=r"page_table\[0, 1\] = 1: request 0 keeps tokens of this page"):
+    with pytest.raises(
+        ArgumentError, match=r"page_table\[0, 1\] = 1: request 0 has unquantised tokens in this page"
+    ):
         lib.gather(cache, table, ints(10))
     for page, at in ((2, 2), (0, 0)):
         rows.release([page])
-        with pytest.raises(ArgumentError, match=rf"page_table\[0, {at}\] = {page}: request 0 keeps"):
+        with pytest.raises(ArgumentError, match=rf"page_table\[0, {at}\] = {page}: request 0 has"):
             lib.decode(q, cache, table, lens)
         rows.reserve([page])
     cache.raw_rows[2] = 4

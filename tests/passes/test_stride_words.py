@@ -1,0 +1,64 @@
+"""What kernels say of their strides is true: a step as the comment describes it moves by the stride."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kvgen.ir import Spec
+from kvgen.ir.quant import PACKED
+from kvgen.passes.lower import lower_addresses, plane_units, stride_constants
+from kvgen.passes.place import place
+from kvgen.passes.validate import validate
+from tests.support.specs import LAYOUTS, make_spec
+
+WORDS = re.compile(
+    r"(?P<unit>bytes|elements) from one (block of (?P<block>\d+) )?"
+    r"(?P<one>head|token|element of d|byte of d|elements of d|bytes of d|tokens) to the next"
+    r"(, within (?P<within>\d+))?"
+)
+
+ODD = ("tok/4 head d tok%4", "d/8 head tok d%8", "head d/64 tok d%64", "tok/16 head d/4 tok%16 d%4")
+
+
+def specs() -> dict[str, Spec]:
+    found = {}
+    for name in LAYOUTS:
+        for form in ("bf16", "int8-token", "int4-token"):
+            found[f"{name} {form}"] = make_spec(form, form, name, 64, 4, 8, 128)
+    for inner in ODD:
+        for group in ({"tok": 1, "head": 1}, {"tok": 1, "head": 1, "d": 32}):
+            side: dict[str, Any] = {"format": "int8", "group": group, "layout": inner}
+            raw = {
+                "attention": {"q_heads": 4, "kv_heads": 4, "head_dim": 128},
+                "cache": {"page_size": 64, "layout": "page kv head tok d", "k": side, "v": side},
+            }
+            found[f"{inner} {'blocks' if 'd' in group else 'rows'}"] = validate(raw)
+    return found
+
+
+@pytest.mark.parametrize("name", list(specs()))
+def test_a_comment_says_what_its_stride_steps_over(name: str) -> None:
+    record = place(spec := specs()[name])
+    addresses = lower_addresses(spec, record)
+    said = {c.name: c for c in stride_constants(addresses, plane_units(record))}
+    checked = 0
+    for plane in record.planes:
+        for term in addresses[plane.name].terms:
+            if term.stride_name not in said:
+                continue
+            constant = said[term.stride_name]
+            words = WORDS.fullmatch(constant.doc)
+            assert words, constant
+            step = int(words["block"] or 1)
+            assert step < int(words["within"] or 2**31)
+            zero = dict.fromkeys(("page", "head", "tok", "d"), 0)
+            strides = {t.stride_name: 0 for t in addresses[plane.name].terms if t.stride is None}
+            moved = addresses[plane.name].at(strides, **zero | {term.dim: step})
+            assert moved - addresses[plane.name].at(strides, **zero) == constant.value
+            assert words["one"].startswith({"tok": "token", "head": "head"}.get(term.dim, words["unit"][:-1]))
+            assert (words["unit"] == "bytes") == (plane.dtype in PACKED)
+            checked += 1
+    assert checked
