@@ -78,8 +78,8 @@ def kernel(name: str, says: str, ops: str, find: str, replace: Replacement, caug
 def behaviour(
     name: str, says: str, where: str, caught_by: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a fault of what ``where`` ("kvgen.runtime.pool:PagePool.release") does. The decorated function gets
-    the plain one and the call's arguments. Every module that has imported the name sees the fault."""
+    """Enter a fault of what ``where`` ("kvgen.runtime.pool:PagePool.release") does. The decorated function
+    gets the plain one and the call's arguments. Every module that has imported the name sees the fault."""
     module_name, _, path = where.partition(":")
 
     def decorate(faulty: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A pytest plugin (``-p tests.mutants.plant``) that plants the fault that KVGEN_MUTANT names, before tests load."""
+"""A pytest plugin (``-p tests.mutants.plant``): plants the fault KVGEN_MUTANT names, before tests load."""
 
 from __future__ import annotations
 
