@@ -9,7 +9,21 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
+
+
+class _Absent:
+    """Stands for a value that is not there."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = _Absent()
 
 
 @dataclass(frozen=True)
@@ -17,17 +31,22 @@ class Diagnostic:
     """One mistake: where it is, what was there, why it cannot work, what would."""
 
     path: str
-    """Dotted path of the field, e.g. ``cache.k.format``."""
+    """Dotted path of the field, e.g. ``cache.k.format``; or a file."""
     value: object
-    """The value found there (shown with ``repr``)."""
+    """The value found there (shown with ``repr``); ``ABSENT`` where there is none."""
     reason: str
     """Why this value cannot work."""
     hint: str = ""
     """The nearest thing that works."""
+    works: tuple[Any, ...] = ()
+    """Values that the hint names: with each in the place of ``value``, this mistake is gone."""
+    rename: str = ""
+    """The key that the hint names in the place of the last one of ``path``."""
 
     def __str__(self) -> str:
         tail = f"; {self.hint}" if self.hint else ""
-        return f"{self.path} = {self.value!r}: {self.reason}{tail}"
+        value = "" if self.value is ABSENT else f" = {self.value!r}"
+        return f"{self.path}{value}: {self.reason}{tail}"
 
 
 class KvgenError(Exception):
@@ -37,14 +56,16 @@ class KvgenError(Exception):
 class SpecError(KvgenError, ValueError):
     """A spec that cannot be built; holds every diagnostic, not only the first."""
 
-    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+    def __init__(self, diagnostics: Iterable[Diagnostic], *, unread: bool = False) -> None:
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        self.unread = unread
+        """Whether there was no spec to be read: the file is missing, or is no TOML."""
         count = len(self.diagnostics)
-        head = f"{count} mistake{'s' if count != 1 else ''} in the spec"
-        super().__init__("\n  ".join([head + ":", *map(str, self.diagnostics)]))
+        head = [] if unread else [f"{count} mistake{'s' if count != 1 else ''} in the spec:"]
+        super().__init__("\n  ".join([*head, *map(str, self.diagnostics)]))
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Diagnostic, ...]]]:
-        return type(self), (self.diagnostics,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), unread=self.unread), (self.diagnostics,)
 
 
 class ArgumentError(KvgenError, ValueError):

@@ -6,10 +6,9 @@ candidates where no device can be timed, and are never presented as measurements
 
 from __future__ import annotations
 
-import difflib
-
 from kvgen.errors import UnsupportedError, brief
 from kvgen.ir import Target
+from kvgen.names import TARGET, suggest
 
 KB = 1024
 
@@ -41,8 +40,8 @@ def known_target(name: str) -> Target:
     """The registered target ``name``; ``UnsupportedError`` names the nearest one."""
     if name in TARGETS:
         return TARGETS[name]
-    near = difflib.get_close_matches(name, [*TARGETS, *ALIASES], 1, 0.4)
-    hint = f"did you mean {near[0]!r}?" if near else "see the list"
+    meant = suggest(name, [*TARGETS, *ALIASES], TARGET)
+    hint = f"did you mean {meant!r}?" if meant else "see the list"
     raise UnsupportedError(
         f"target {brief(name)} is not known; {hint} Known: {', '.join([*ALIASES, *TARGETS])}"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.errors import ArgumentError
+from kvgen.names import suggest
 
 ATTENTION = ("decode", "prefill")
 
@@ -126,8 +126,8 @@ def choose(names: Sequence[str]) -> list[Case]:
     for name in names:
         found = [case for case in CASES.values() if name in (case.name, case.op)]
         if not found:
-            near = difflib.get_close_matches(name, CASES, 1, 0.4)
-            hint = f"did you mean {near[0]}? " if near else ""
+            meant = suggest(name, CASES)
+            hint = f"did you mean {meant}? " if meant else ""
             raise ArgumentError(f"--case {name}: no such case; {hint}--list-cases shows all")
         chosen |= {case.name: case for case in found}
     return list(chosen.values()) if names else list(CASES.values())

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from kvgen.commands.streams import discard_output
-from kvgen.errors import Diagnostic, KvgenError, SpecError
+from kvgen.errors import ABSENT, Diagnostic, KvgenError, SpecError
 
 REFUSED = 2
 INTERRUPTED = 130
@@ -86,10 +86,11 @@ def as_data(error: Exception) -> dict[str, Any]:
 
 
 def _diagnostic(found: Diagnostic) -> dict[str, Any]:
-    plain = found.value is None or isinstance(found.value, bool | int | str)
+    value = None if found.value is ABSENT else found.value
+    plain = value is None or isinstance(value, bool | int | str)
     return {
         "path": found.path,
-        "value": found.value if plain else repr(found.value),
+        "value": value if plain else repr(value),
         "reason": found.reason,
         "hint": found.hint,
     }

@@ -11,6 +11,7 @@ import typer
 from kvgen.commands import output
 from kvgen.commands.options import AsJson, spec_folders, toml_files
 from kvgen.errors import ArgumentError, SpecError
+from kvgen.names import LISTS, suggest
 
 Rows = list[dict[str, Any]]
 
@@ -26,8 +27,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """List targets, formats, masks, score terms, position schemes, ops, specs and schedules."""
+    what = LISTS.get(what, what)
     if what and what not in SECTIONS:
-        raise ArgumentError(f"list {what}: no such list; there are {', '.join(SECTIONS)}")
+        meant = suggest(what, SECTIONS)
+        hint = f"did you mean {meant}? There are" if meant else "there are"
+        raise ArgumentError(f"list {what}: no such list; {hint} {', '.join(SECTIONS)}")
     found = {name: SECTIONS[name]() for name in ([what] if what else SECTIONS)}
     if as_json:
         output.print_json(found)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.errors import ArgumentError, Diagnostic, SpecError, brief
+from kvgen.errors import ABSENT, ArgumentError, Diagnostic, SpecError, brief
+from kvgen.names import suggest
 
 if TYPE_CHECKING:
     from kvgen.ir import Spec
@@ -43,7 +44,7 @@ def read_spec(source: str) -> Spec:
         return load_spec(path)
     near = nearest_specs(path)
     hint = f"did you mean {' or '.join(near)}?" if near else "give the path of a TOML spec"
-    raise SpecError([Diagnostic("SPEC", source, "no such file", hint)])
+    raise SpecError([Diagnostic(source, ABSENT, "no such file", hint)], unread=True)
 
 
 def assembled(spec: Spec, target: str, pins: Sequence[str] | None = None) -> Library:
@@ -88,8 +89,8 @@ def chosen_ops(names: Sequence[str] | None) -> tuple[str, ...]:
     wanted = [name.strip() for text in names or () for name in text.split(",")]
     for name in wanted:
         if name not in OPS:
-            near = difflib.get_close_matches(name, OPS, 1, 0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
+            meant = suggest(name, OPS)
+            hint = f"did you mean {meant}? " if meant else ""
             raise ArgumentError(f"--op {name}: no such op; {hint}The ops are {', '.join(OPS)}")
     return tuple(op for op in OPS if op in wanted) if wanted else OPS
 

@@ -6,7 +6,6 @@ step, is checked each time it is used, and is set aside and made again where a f
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from kvgen import paths
 from kvgen.errors import ArgumentError, ToolchainError
 from kvgen.models.extras import package_folder, require
 from kvgen.models.gguf_file import Advance, convert
+from kvgen.names import suggest
 
 CONVERSION = 1
 """Part of a converted folder's name: raised when ``convert`` writes something else than before."""
@@ -55,8 +55,8 @@ def find_model(name: str, advance: Advance = lambda done, total: None) -> Path:
         return folder
     if folder.exists():
         raise ArgumentError(f"--model {name}: a file; give the folder that holds config.json")
-    near = difflib.get_close_matches(name, PACKAGED, 1, 0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
+    meant = suggest(name, PACKAGED)
+    hint = f"did you mean {meant}? " if meant else ""
     raise ArgumentError(
         f"--model {name}: no such folder or model; {hint}"
         f"Give the folder of a checkpoint (config.json, *.safetensors) or one of {', '.join(PACKAGED)}"

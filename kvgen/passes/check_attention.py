@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,11 @@ from kvgen.ir import Param, RopeSpec
 from kvgen.ir.expression import params_of
 from kvgen.ir.quant import QuantSpec, segments_of
 from kvgen.ir.spec import freeze
-from kvgen.passes.fields import ALIAS, MISSING, PARAM, ROPE, Problems, nearest, note, read_table
-from kvgen.passes.parse import LARGEST_FLOAT, ExpressionError
-from kvgen.passes.terms import parsed
+from kvgen.names import suggest
+from kvgen.passes.fields import ALIAS, PARAM, ROPE
+from kvgen.passes.parse import FUNCTIONS, LARGEST_FLOAT, ExpressionError
+from kvgen.passes.reading import MISSING, Problems, note, read_table
+from kvgen.passes.terms import POSITIONS, parsed
 from kvgen.variants import Definition, Formula, definitions, positions
 
 PARAM_NAME = r"[a-z][a-z0-9_]{0,39}"
@@ -49,11 +52,12 @@ def read_params(
                 "attention.params",
                 name,
                 "not a name of lower-case letters, digits and _",
-                "slope works",
+                "for example slope",
             )
             continue
-        if re.fullmatch(TAKEN, name):
-            note(problems, path, table, f"{name!r} is what kernels call something else", "rename it")
+        if reason := _taken(name):
+            hint = f"call it {name[:30]}_param"
+            note(problems, path, table, reason, hint, rename=f"{name[:30]}_param")
             continue
         values = read_table(PARAM, table, path, problems)
         if all(v is not MISSING for v in values.values()) and _check_dims(values, path, problems):
@@ -84,6 +88,17 @@ def read_params(
             "leave it out",
         )
     return tuple(every[name] for name in sorted(every))
+
+
+def _taken(name: str) -> str:
+    """Why a parameter cannot have a name: an expression or a kernel means something else by it; or empty."""
+    if keyword.iskeyword(name):
+        return f"{name!r} is a word of Python's grammar, which expressions have"
+    if name in FUNCTIONS:
+        return f"{name!r} is a function of expressions"
+    if name in POSITIONS or name == "score":
+        return f"{name!r} is a name that expressions have already"
+    return f"{name!r} is what kernels call something else" if re.fullmatch(TAKEN, name) else ""
 
 
 def _chosen(att: dict[str, Any], options: tuple[tuple[str, Any], ...]) -> list[tuple[Definition, Any]]:
@@ -128,13 +143,10 @@ def read_rope(table: Any, head_dim: Any, problems: Problems) -> RopeSpec | None:
         return None
     kind = table.get("kind", "default") if isinstance(table, Mapping) else "default"
     if not isinstance(kind, str) or kind not in positions():
-        note(
-            problems,
-            "attention.rope.kind",
-            kind,
-            "no such position scheme",
-            nearest(kind, tuple(positions())),
-        )
+        meant = suggest(kind, positions())
+        hint = f"did you mean {meant!r}?" if meant else f"the schemes are {', '.join(positions())}"
+        works = (meant,) if meant else ()
+        note(problems, "attention.rope.kind", kind, "no such position scheme", hint, works=works)
         return None
     own = positions()[kind].fields
     values = read_table({**ROPE, **own}, table, "attention.rope", problems)
@@ -142,7 +154,14 @@ def read_rope(table: Any, head_dim: Any, problems: Problems) -> RopeSpec | None:
     if any(value is MISSING for value in (dim, *values.values())):
         return None
     if dim > head_dim:
-        note(problems, "attention.rope.dim", dim, f"more than head_dim = {head_dim}", f"{head_dim} works")
+        note(
+            problems,
+            "attention.rope.dim",
+            dim,
+            f"more than head_dim = {head_dim}",
+            f"{head_dim} works",
+            works=(head_dim,),
+        )
         return None
     options = tuple(sorted((key, values[key]) for key in own if values[key] is not None))
     rope = RopeSpec(kind, values["pairing"], dim, float(values["theta"]), values["stored"], options)
@@ -176,6 +195,7 @@ def check_alias(cache: dict[str, Any], att: dict[str, Any], k: QuantSpec | None,
             v_width,
             f"V is a part of K, which has head_dim = {width}",
             f"{width} works",
+            works=(width,),
         )
     for part in segments_of("k", width, k):
         if part.quant.fmt.packed > 1:

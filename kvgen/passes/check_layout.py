@@ -7,7 +7,8 @@ from typing import Any
 from kvgen.ir import LayoutError, LayoutSpec
 from kvgen.ir.layout import Axis
 from kvgen.ir.quant import Segment
-from kvgen.passes.fields import MISSING, Problems, note
+from kvgen.names import layout_of
+from kvgen.passes.reading import MISSING, Problems, note
 
 
 def read_layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
@@ -17,8 +18,22 @@ def read_layout(text: Any, path: str, problems: Problems) -> LayoutSpec | None:
     try:
         return LayoutSpec.parse(text)
     except LayoutError as error:
-        note(problems, path, text, str(error))
+        meant = _meant(text, whole=path == "cache.layout")
+        hint = f"did you mean {meant!r}?" if meant else ""
+        note(problems, path, text, str(error), hint, works=(meant,) if meant else ())
     return None
+
+
+def _meant(text: str, *, whole: bool) -> str | None:
+    """The layout that an engine's way of writing one stands for; ``whole``: of pages, not of one side."""
+    try:
+        axes = LayoutSpec.parse(layout_of(text) or "").axes
+    except LayoutError:
+        return None
+    if not whole:
+        axes = tuple(axis for axis in axes if axis.dim not in ("page", "kv"))
+    complete = {axis.dim for axis in axes} >= {"head", "tok", "d", *(("page",) if whole else ())}
+    return _join(axes) if complete else None
 
 
 def check_dims(layout: LayoutSpec, own: dict[str, LayoutSpec | None], problems: Problems) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from kvgen.ir import LayoutSpec, QuantSpec
 from kvgen.ir.codec import CODECS, TABLE, Codec, table_bits
 from kvgen.ir.quant import D_BLOCK_STEP, GROUPS
-from kvgen.passes.fields import MISSING, Problems, nearest, note, quant_fields, read_table
+from kvgen.passes.fields import GROUP_KEYS, quant_fields
+from kvgen.passes.reading import MISSING, Problems, note, note_unknown, read_table, working
 
 SEGMENT_STEP = 16
 """Elements of a segment are a multiple of this."""
@@ -176,7 +177,7 @@ def _group(
         group = {"tok": 1, "head": 1}
     unknown = [key for key in group if isinstance(key, str) and key not in ("tok", "head", "d")]
     for key in unknown:
-        note(problems, f"{path}.group.{key}", group[key], "unknown key", nearest(key, ("tok", "head", "d")))
+        note_unknown(problems, f"{path}.group.{key}", key, group[key], GROUP_KEYS)
     if unknown:
         return None
     # Keys may be anything here, so they are compared as a set: they need not sort.
@@ -194,7 +195,7 @@ def _group(
     if size is not MISSING and size % tokens:
         fits = [n for n in range(2, size + 1) if size % n == 0]
         reason = f"does not divide page_size = {size}: a block of tokens lies in one page"
-        note(problems, f"{path}.group.tok", tokens, reason, f"1{''.join(f', {n}' for n in fits)} works")
+        note(problems, f"{path}.group.tok", tokens, reason, working(1, *fits), works=(1, *fits))
         return None
     if "d" in dims and not _check_d_block(group["d"], tokens, fmt, path, around.width, problems):
         return None
@@ -219,8 +220,8 @@ def _check_d_block(block: Any, tokens: int, fmt: Codec, path: str, width: Any, p
     reason = f"not a multiple of {D_BLOCK_STEP} that divides {what} = {part} into blocks"
     if tokens > 1:
         reason += ", nor 1"
-    works = f"{', '.join(map(str, fits))} works" if fits else "leave d out: this row is too short for blocks"
-    note(problems, f"{path}.group.d", block, reason, works)
+    hint = working(*fits) if fits else "leave d out: this row is too short for blocks"
+    note(problems, f"{path}.group.d", block, reason, hint, works=tuple(fits))
     return False
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvgen.ir import QuantSpec, RopeSpec
 from kvgen.ir.codec import CODECS
-from kvgen.passes.fields import MISSING, Problems, note
+from kvgen.passes.reading import MISSING, Problems, note
 
 Sides = Mapping[str, QuantSpec | None]
 """K and V; None where a side had a mistake of its own."""

@@ -7,13 +7,13 @@ is ever evaluated, looked up or imported. Length, depth and size are bounded bef
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvgen.ir.expression import LOADED, REAL, Load, Name, Node, Number, Op, Truth, children
+from kvgen.names import FUNCTION, INDEX, suggest
 
 if TYPE_CHECKING:
     from kvgen.ir.attention import Param
@@ -230,11 +230,9 @@ class _Reader:
         raise self.error(tree, f"nothing is called {tree.id!r}", self.nearest(tree.id))
 
     def nearest(self, name: str) -> str:
-        """Hint: the known name most like ``name``, or all of them."""
-        known = [*self.names, *self.params, *FUNCTIONS]
-        folded = {each.lower(): each for each in reversed(known)}
-        if close := difflib.get_close_matches(name.lower(), folded, n=1):
-            return f"did you mean {folded[close[0]]}?"
+        """Hint: the known name that is meant by ``name``, or all of them."""
+        if meant := suggest(name, [*self.names, *self.params, *FUNCTIONS], INDEX):
+            return f"did you mean {meant}?"
         return "known: " + ", ".join([*self.names, *self.params])
 
     def unary(self, tree: ast.UnaryOp, depth: int) -> Node:
@@ -288,8 +286,8 @@ class _Reader:
         if name not in FUNCTIONS:
             if name in self.names or name in self.params:
                 raise self.error(tree, f"{name} is not a function")
-            close = difflib.get_close_matches(name, FUNCTIONS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "known: " + ", ".join(FUNCTIONS)
+            meant = suggest(name, FUNCTIONS, FUNCTION)
+            hint = f"did you mean {meant}?" if meant else "known: " + ", ".join(FUNCTIONS)
             raise self.error(tree, f"no function is called {name!r}", hint)
         if tree.keywords:
             raise self.error(tree.keywords[0], f"{name} takes no keywords")
@@ -304,8 +302,8 @@ class _Reader:
     def load(self, tree: ast.Subscript) -> Node:
         if not isinstance(tree.value, ast.Name) or tree.value.id not in self.params:
             if isinstance(tree.value, ast.Name) and tree.value.id not in self.names:
-                close = difflib.get_close_matches(tree.value.id, self.params, n=1)
-                hint = f"did you mean {close[0]}?" if close else "declare it under [attention.params]"
+                meant = suggest(tree.value.id, self.params)
+                hint = f"did you mean {meant}?" if meant else "declare it under [attention.params]"
                 raise self.error(tree, f"no parameter is called {tree.value.id!r}", hint)
             raise self.error(tree, "only parameters can be indexed", "known: " + ", ".join(self.params))
         name = tree.value.id
@@ -322,7 +320,13 @@ class _Reader:
         allowed = tuple(word for word in DIM_INDEX[param.dims[place]] if word in self.names)
         if not isinstance(tree, ast.Name) or tree.id not in allowed:
             reason = f"dim {param.dims[place]!r} of {name} is indexed by {' or '.join(allowed)}"
-            raise self.error(tree, reason, f"write {_indexed(name, param.dims)}")
+            hint = f"write {_indexed(name, param.dims)}"
+            if not isinstance(tree, ast.Name):
+                reason += ", and by nothing that is calculated"
+                dims = [*(dim for dim in param.dims if dim != "kv"), *(["q"] * ("q" not in param.dims)), "kv"]
+                if "kv" in param.dims and "q_row" in self.names:
+                    hint = f"give it dims {dims} and write {_indexed(name, tuple(dims))}".replace("'", '"')
+            raise self.error(tree, reason, hint)
         return Name(tree.id, self.names[tree.id])
 
 

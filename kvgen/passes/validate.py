@@ -6,13 +6,12 @@ Field rules live in ``passes.fields``; this file checks what only several fields
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import Diagnostic, SpecError
+from kvgen.errors import SpecError
 from kvgen.ir import AttentionSpec, CacheSpec, Spec
 from kvgen.ir.cache import PRESETS
 from kvgen.ir.quant import segments_of
@@ -20,11 +19,10 @@ from kvgen.passes.check_attention import check_alias, is_alias, read_options, re
 from kvgen.passes.check_layout import check_dims, check_splits, read_layout
 from kvgen.passes.check_quant import Around, read_quant
 from kvgen.passes.check_sides import check_arithmetic, check_raw, check_transforms
-from kvgen.passes.fields import CACHE, MISSING, MOST_LAYOUT, TOP, Problems, note, read_table
+from kvgen.passes.fields import CACHE, MOST_LAYOUT, TOP
+from kvgen.passes.reading import MISSING, Problems, note, read_table
+from kvgen.passes.toml_file import read_toml
 from kvgen.variants import attention_fields
-
-MOST_BYTES = 1 << 16
-"""Of a spec file. One has some hundred; what has many more is something else, a device for example."""
 
 
 def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
@@ -34,26 +32,8 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
     """
     if not isinstance(source, str | Path):
         return validate(source)
-    path = Path(source)
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise _unreadable(source, f"has more than {MOST_BYTES} bytes", "give the path of a TOML spec")
-        raw = tomllib.loads(data.decode("utf-8"))
-    except SpecError:
-        raise
-    except FileNotFoundError:
-        raise _unreadable(source, "no such file", "give the path of a TOML spec") from None
-    except IsADirectoryError:
-        raise _unreadable(source, "is a folder", "give a TOML file in it") from None
-    except OSError as error:
-        raise _unreadable(
-            source, f"cannot be read: {error.strerror}", "give the path of a TOML spec"
-        ) from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an endless number, endless nesting
-        raise _unreadable(source, f"not TOML: {error}", "see examples/") from None
-    return validate({"name": re.sub(r"[^\w.+-]", "_", path.stem)[:100], **raw})
+    raw = read_toml(source)
+    return validate({"name": re.sub(r"[^\w.+-]", "_", Path(source).stem)[:100], **raw})
 
 
 def validate(raw: Any) -> Spec:
@@ -139,11 +119,6 @@ def _text(text: Any) -> str | None:
     return text if isinstance(text, str) and len(text) <= MOST_LAYOUT else None
 
 
-def _unreadable(source: str | Path, reason: str, hint: str) -> SpecError:
-    shown = str(source) if len(str(source)) <= 300 else f"{str(source)[:100]}..."
-    return SpecError([Diagnostic(shown, shown, reason[:300], hint)])
-
-
 def _check_heads(att: dict[str, Any], problems: Problems) -> None:
     q_heads, kv_heads = att["q_heads"], att["kv_heads"]
     if MISSING in (q_heads, kv_heads):
@@ -152,7 +127,7 @@ def _check_heads(att: dict[str, Any], problems: Problems) -> None:
     if q_heads % kv_heads:
         near = max(kv_heads, q_heads // kv_heads * kv_heads)
         reason = f"not a multiple of kv_heads = {kv_heads}: a query head needs exactly one KV head"
-        note(problems, path, q_heads, reason, f"{near} works")
+        note(problems, path, q_heads, reason, f"{near} works", works=(near,))
     elif q_heads // kv_heads > 128:
         reason = f"a group of {q_heads // kv_heads} query heads for each KV head; at most 128 are supported"
-        note(problems, path, q_heads, reason, f"{128 * kv_heads} works")
+        note(problems, path, q_heads, reason, f"{128 * kv_heads} works", works=(128 * kv_heads,))

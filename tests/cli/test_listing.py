@@ -80,8 +80,20 @@ def test_defaults_are_among_the_values(kvgen_json: Any) -> None:
         assert row["default"] in row["values"].split(), row
 
 
+@pytest.mark.parametrize(
+    ("name", "title"), [("codecs", "Formats"), ("dtypes", "Formats"), ("gpus", "Targets"), ("kernels", "Ops")]
+)
+def test_other_words_for_a_section(kvgen: Any, name: str, title: str) -> None:
+    result = kvgen("list", name)
+    assert result.exit_code == 0 and result.stdout.lstrip().startswith(title)
+
+
+def test_the_nearest_section_is_told(kvgen: Any) -> None:
+    assert "list fromats: no such list; did you mean formats? There are" in kvgen("list", "fromats").stderr
+
+
 def test_unknown_section(kvgen: Any, kvgen_json: Any) -> None:
-    result = kvgen("list", "kernels")
+    result = kvgen("list", "flowers")
     assert result.exit_code == 2
     assert "targets, formats, masks, scores, sinks, positions, ops, specs, schedules" in result.stderr
-    assert kvgen_json("list", "kernels", exit_code=2)["error"]["type"] == "ArgumentError"
+    assert kvgen_json("list", "flowers", exit_code=2)["error"]["type"] == "ArgumentError"

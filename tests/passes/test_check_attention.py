@@ -32,5 +32,5 @@ def test_names_of_a_kernels_own_arguments_are_refused(name: str) -> None:
     """``params.x`` of two dimensions has an argument ``param_x_stride_q``, and ``rope`` a table."""
     params = {name: {"dims": ["head"], "dtype": "f32"}}
     keys: dict[str, Any] = {"causal": False, "bool_mask": "bool", "rope": {"stored": "pre"}}
-    with pytest.raises(SpecError, match=rf"attention\.params\.{name}.*rename it"):
+    with pytest.raises(SpecError, match=rf"attention\.params\.{name}.*call it {name}_param"):
         spec_with(score=f"score + {name}[head]", params=params, **keys)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.errors import Diagnostic, SpecError
+from kvgen.errors import ABSENT, Diagnostic, SpecError
 from kvgen.ir import Spec
 from kvgen.passes.validate import load_spec, validate
 from tests.support.specs import raw_specs
@@ -56,130 +56,130 @@ def mistakes(raw: object) -> list[Diagnostic]:
     return list(caught.value.diagnostics)
 
 
-@pytest.mark.parametrize(
-    "path, value, reason",
-    [
-        ("name", 7, "not a string"),
-        ("name", "a */ b", "not a short line"),
-        ("name", "two\nlines", "not a short line"),
-        ("name", "ends with \\", "not a short line"),
-        ("nmae", "x", "unknown key"),
-        ("attention", None, "not a table"),
-        ("attention", [1], "not a table"),
-        ("attention.q_heads", True, "not an integer"),
-        ("attention.q_heads", 8.0, "not an integer"),
-        ("attention.q_heads", 7, "not a multiple of kv_heads = 2"),
-        ("attention.q_heads", 2 * 129, "a group of 129"),
-        ("attention.q_heads", HUGE, "outside 1 to 65536"),
-        ("attention.q_heads", 0, "outside"),
-        ("attention.kv_heads", -1, "outside"),
-        ("attention.head_dim", 20, "not a multiple of 8"),
-        ("attention.head_dim", 8, "outside 16 to 576"),
-        ("attention.v_head_dim", 584, "outside 16 to 576"),
-        ("attention.q_dtype", ["bf16"], "not one of the choices"),
-        ("attention.q_dtype", "fp16", "not one of the choices"),
-        ("attention.scale", float("nan"), "not a positive finite"),
-        ("attention.scale", float("inf"), "not a positive finite"),
-        ("attention.scale", 0, "not a positive finite"),
-        ("attention.scale", HUGE, "not a positive finite"),
-        ("attention.scale", 1e-300, "not a positive finite"),
-        ("attention.scale", True, "not a number"),
-        ("attention.causal", 1, "not true or false"),
-        ("attention.window", -1, "outside"),
-        ("attention.qk", "int4", "not one of the choices"),
-        ("attention.pv", "int8", "has no integer codes to multiply"),
-        ("cache.page_size", 0, "outside"),
-        ("cache.page_size", "16", "not an integer"),
-        ("cache.align", 48, "not a power of two"),
-        ("cache.align", 8192, "outside"),
-        ("cache.align", False, "not an integer"),
-        ("cache.layout", 5, "not a string"),
-        ("cache.layout", "", "empty layout"),
-        ("cache.layout", "page kv head tok", "has no axis for d"),
-        ("cache.layout", "page kv head tok ḋ", "is not an axis"),
-        ("cache.layout", "page head d kv tok", "kv stands inside d"),
-        ("cache.layout", "kv head d page tok", "page stands right of a d axis"),
-        ("cache.layout", "kv head d/8 page tok d%8", "page stands right of a d axis"),
-        ("cache.layout", "page kv head tok/3 tok%3 d", "does not divide page_size = 16"),
-        ("cache.layout", "page kv head d/24 tok d%24", "does not divide head_dim = 64"),
-        ("cache.layout", f"page kv head d/{'9' * 5000} tok d%{'9' * 5000}", "too long"),
-        ("cache.k.format", "int5", "not one of the choices"),
-        ("cache.k.group", {"d": 32}, "no int8 kernel scales by this block"),
-        ("cache.k.group", {"tok": 16, "head": 2}, "no int8 kernel"),
-        ("cache.k.group", {"tok": 1.0, "head": 1}, "no int8 kernel"),
-        ("cache.k.group", {"tok": True, "head": 1}, "no int8 kernel"),
-        ("cache.k.group", {1: 1, "head": 1}, "no int8 kernel"),
-        ("cache.k.group", "head", "not a table"),
-        ("cache.v.group", {}, "stores values, not scaled codes"),
-        ("cache.k.scale_dtype", "f64", "not one of the choices"),
-        ("cache.k.layout", "head tok", "must name exactly the dimensions right of kv"),
-        ("cache.k.layout", "page head tok d", "must name exactly the dimensions right of kv"),
-        ("cache.v.layout", "head d/48 tok d%48", "does not divide head_dim = 64"),
-        ("cache.k", {"format": "int8", "fmt": 1}, "unknown key"),
-        *((f"cache.k.group.{key}", 1, "unknown key") for key in ("tokk", "page", "")),
-        *(
-            ("cache.k.group", {"head": 1, "tok": block}, "no int8 kernel scales by this block")
-            for block in (0, -1, "1", None, [1], {"tok": 1})
-        ),
-        ("cache.k.group", {"tok": 1}, "no int8 kernel scales by this block"),
-        *(
-            (
-                "cache.k.group",
-                {"tok": 1, "head": 1, "d": block},
-                "not a multiple of 16 that divides head_dim = 64 into blocks",
-            )
-            for block in (0, 1, 8, 48, 64, -16, HUGE, "32", None, 32.0)
-        ),
-        ("cache.k.group", [["tok", 1]], "not a table"),
-        *((f"{table}.new", 1, "unknown key") for table in ("attention", "cache", "cache.k", "cache.v")),
-        *(
-            ("cache.layout", text, reason)
-            for text, reason in {
-                "page kv head tok d page": "names page again: two axes would overlap",
-                "page kv kv head tok d": "names kv again",
-                "page kv head tok tok/4 tok%4 d": "names tok again",
-                "page kv head d/8 tok d%8 d/8": "names d again",
-                "page kv head tok/4 tok%8 d": "splits tok by another block than tok/4",
-                "page kv head tok/4 d": "half of a split; its other half tok%4 is missing",
-                "page kv head tok%4 d": "half of a split; its other half tok/4 is missing",
-                "page kv head tok%4 tok/4 d": "write the outer half first",
-                "page/2 page%2 kv head tok d": "splits page; only tok and d can be split",
-                "page kv head/2 head%2 tok d": "splits head; only tok and d can be split",
-                "page kv head tok d/0 d%0": "block below 2",
-                "page kv head tok d/-8 d%-8": "is not an axis",
-                "page, kv, head, tok, d": "is not an axis",
-                "kv tok d": "has no axis for page and head",
-                "page head tok": "has no axis for d",
-                "page tok d": "has no axis for head",
-            }.items()
-        ),
-        ("cache.k.layout", "head d/8 tok d%8 tok", "names tok again"),
-        ("cache.k.layout", "head tok d page", "must name exactly"),
-        *(
-            (path, value, reason)
-            for path, reason in {
-                "attention.q_heads": "not an integer",
-                "attention.window": "not an integer",
-                "attention.head_dim": "not an integer",
-                "cache.page_size": "not an integer",
-                "cache.align": "not an integer",
-                "attention.scale": "not a number",
-                "attention.causal": "not true or false",
-                "attention.q_dtype": "not one of the choices",
-                "cache.k.format": "not one of the choices",
-                "cache.layout": "not a string",
-                "cache.v.layout": "not a string",
-                "cache.k.group": "not a table",
-                "cache.v": "not a table",
-                "name": "not a string",
-            }.items()
-            for value in ([], [1], object(), *([] if reason == "not a table" else [{}, {"a": {"b": 1}}]))
-        ),
-        *(("attention.kv_heads", value, "not an integer") for value in (True, 2.0, "2", b"2", None)),
-        *(("cache.page_size", value, "outside") for value in (-16, -HUGE, HUGE, 4097)),
-    ],
-    ids=short,
-)
+MISTAKES: list[tuple[str, Any, str]] = [
+    ("name", 7, "not a string"),
+    ("name", "a */ b", "not a short line"),
+    ("name", "two\nlines", "not a short line"),
+    ("name", "ends with \\", "not a short line"),
+    ("nmae", "x", "unknown key"),
+    ("attention", None, "not a table"),
+    ("attention", [1], "not a table"),
+    ("attention.q_heads", True, "not an integer"),
+    ("attention.q_heads", 8.0, "not an integer"),
+    ("attention.q_heads", 7, "not a multiple of kv_heads = 2"),
+    ("attention.q_heads", 2 * 129, "a group of 129"),
+    ("attention.q_heads", HUGE, "outside 1 to 65536"),
+    ("attention.q_heads", 0, "outside"),
+    ("attention.kv_heads", -1, "outside"),
+    ("attention.head_dim", 20, "not a multiple of 8"),
+    ("attention.head_dim", 8, "outside 16 to 576"),
+    ("attention.v_head_dim", 584, "outside 16 to 576"),
+    ("attention.q_dtype", ["bf16"], "not one of the choices"),
+    ("attention.q_dtype", "fp16", "not one of the choices"),
+    ("attention.scale", float("nan"), "not a positive finite"),
+    ("attention.scale", float("inf"), "not a positive finite"),
+    ("attention.scale", 0, "not a positive finite"),
+    ("attention.scale", HUGE, "not a positive finite"),
+    ("attention.scale", 1e-300, "not a positive finite"),
+    ("attention.scale", True, "not a number"),
+    ("attention.causal", 1, "not a boolean"),
+    ("attention.window", -1, "outside"),
+    ("attention.qk", "int4", "not one of the choices"),
+    ("attention.pv", "int8", "has no integer codes to multiply"),
+    ("cache.page_size", 0, "outside"),
+    ("cache.page_size", "16", "not an integer"),
+    ("cache.align", 48, "not a power of two"),
+    ("cache.align", 8192, "outside"),
+    ("cache.align", False, "not an integer"),
+    ("cache.layout", 5, "not a string"),
+    ("cache.layout", "", "empty layout"),
+    ("cache.layout", "page kv head tok", "has no axis for d"),
+    ("cache.layout", "page kv head tok ḋ", "is not an axis"),
+    ("cache.layout", "page head d kv tok", "kv stands inside d"),
+    ("cache.layout", "kv head d page tok", "page stands right of a d axis"),
+    ("cache.layout", "kv head d/8 page tok d%8", "page stands right of a d axis"),
+    ("cache.layout", "page kv head tok/3 tok%3 d", "does not divide page_size = 16"),
+    ("cache.layout", "page kv head d/24 tok d%24", "does not divide head_dim = 64"),
+    ("cache.layout", f"page kv head d/{'9' * 5000} tok d%{'9' * 5000}", "too long"),
+    ("cache.k.format", "int5", "not one of the choices"),
+    ("cache.k.group", {"d": 32}, "no int8 kernel scales by this block"),
+    ("cache.k.group", {"tok": 16, "head": 2}, "no int8 kernel"),
+    ("cache.k.group", {"tok": 1.0, "head": 1}, "no int8 kernel"),
+    ("cache.k.group", {"tok": True, "head": 1}, "no int8 kernel"),
+    ("cache.k.group", {1: 1, "head": 1}, "no int8 kernel"),
+    ("cache.k.group", "head", "not a table"),
+    ("cache.v.group", {}, "stores values, not scaled codes"),
+    ("cache.k.scale_dtype", "f64", "not one of the choices"),
+    ("cache.k.layout", "head tok", "must name exactly the dimensions right of kv"),
+    ("cache.k.layout", "page head tok d", "must name exactly the dimensions right of kv"),
+    ("cache.v.layout", "head d/48 tok d%48", "does not divide head_dim = 64"),
+    ("cache.k", {"format": "int8", "fmt": 1}, "unknown key"),
+    *((f"cache.k.group.{key}", 1, "unknown key") for key in ("tokk", "page", "")),
+    *(
+        ("cache.k.group", {"head": 1, "tok": block}, "no int8 kernel scales by this block")
+        for block in (0, -1, "1", None, [1], {"tok": 1})
+    ),
+    ("cache.k.group", {"tok": 1}, "no int8 kernel scales by this block"),
+    *(
+        (
+            "cache.k.group",
+            {"tok": 1, "head": 1, "d": block},
+            "not a multiple of 16 that divides head_dim = 64 into blocks",
+        )
+        for block in (0, 1, 8, 48, 64, -16, HUGE, "32", None, 32.0)
+    ),
+    ("cache.k.group", [["tok", 1]], "not a table"),
+    *((f"{table}.new", 1, "unknown key") for table in ("attention", "cache", "cache.k", "cache.v")),
+    *(
+        ("cache.layout", text, reason)
+        for text, reason in {
+            "page kv head tok d page": "names page again: two axes would overlap",
+            "page kv kv head tok d": "names kv again",
+            "page kv head tok tok/4 tok%4 d": "names tok again",
+            "page kv head d/8 tok d%8 d/8": "names d again",
+            "page kv head tok/4 tok%8 d": "splits tok by another block than tok/4",
+            "page kv head tok/4 d": "half of a split; its other half tok%4 is missing",
+            "page kv head tok%4 d": "half of a split; its other half tok/4 is missing",
+            "page kv head tok%4 tok/4 d": "write the outer half first",
+            "page/2 page%2 kv head tok d": "splits page; only tok and d can be split",
+            "page kv head/2 head%2 tok d": "splits head; only tok and d can be split",
+            "page kv head tok d/0 d%0": "block below 2",
+            "page kv head tok d/-8 d%-8": "is not an axis",
+            "page, kv, head, tok, d": "is not an axis",
+            "kv tok d": "has no axis for page and head",
+            "page head tok": "has no axis for d",
+            "page tok d": "has no axis for head",
+        }.items()
+    ),
+    ("cache.k.layout", "head d/8 tok d%8 tok", "names tok again"),
+    ("cache.k.layout", "head tok d page", "must name exactly"),
+    *(
+        (path, value, reason)
+        for path, reason in {
+            "attention.q_heads": "not an integer",
+            "attention.window": "not an integer",
+            "attention.head_dim": "not an integer",
+            "cache.page_size": "not an integer",
+            "cache.align": "not an integer",
+            "attention.scale": "not a number",
+            "attention.causal": "not a boolean",
+            "attention.q_dtype": "not one of the choices",
+            "cache.k.format": "not one of the choices",
+            "cache.layout": "not a string",
+            "cache.v.layout": "not a string",
+            "cache.k.group": "not a table",
+            "cache.v": "not a table",
+            "name": "not a string",
+        }.items()
+        for value in ([], [1], object(), *([] if reason == "not a table" else [{}, {"a": {"b": 1}}]))
+    ),
+    *(("attention.kv_heads", value, "not an integer") for value in (True, 2.0, "2", b"2", None)),
+    *(("cache.page_size", value, "outside") for value in (-16, -HUGE, HUGE, 4097)),
+]
+"""Path, value, and a part of the reason."""
+
+
+@pytest.mark.parametrize("path, value, reason", MISTAKES, ids=short)
 def test_one_mistake(path: str, value: object, reason: str) -> None:
     found = mistakes(edited(path, value))
     hits = [d for d in found if path in d.path and reason in d.reason]
@@ -346,21 +346,45 @@ def test_toml_files(tmp_path: Path) -> None:
     (tmp_path / "large.toml").write_text("# nothing\n" * 10_000)
     (tmp_path / "twice.toml").write_text(text + "page_size = 8\n")
     (tmp_path / "zeros.toml").write_bytes(bytes(100))
+    (tmp_path / "table.toml").write_text(text + "[attention]\n")
+    (tmp_path / "deeper.toml").write_text(text + "k = { format = 'int8' }\n")
+    (tmp_path / "spec.json").write_text('{"attention": {"q_heads": 8}}')
+    (tmp_path / "spec.yaml").write_text("attention:\n  q_heads: 8\n")
+    (tmp_path / "marked.toml").write_text(text, encoding="utf-8-sig")
+    assert load_spec(tmp_path / "marked.toml").hash == load_spec(GOOD).hash
     for name, reason in {
-        "latin.toml": "not TOML",
-        "half.toml": "not TOML",
-        "endless.toml": "not TOML",
-        "deep.toml": "not TOML",
+        "latin.toml": "is not UTF-8: byte 8",
+        "half.toml": "is not TOML",
+        "endless.toml": "is not TOML",
+        "deep.toml": "is not TOML",
         "dots.toml": "unknown key",
         "large.toml": "has more than 65536 bytes",
-        "twice.toml": "not TOML",
-        "zeros.toml": "not TOML",
+        "twice.toml": "page_size stands there twice, the second time in line 9",
+        "zeros.toml": "is not TOML",
+        "table.toml": "[attention] stands there twice, the second time in line 9",
+        "deeper.toml": "k stands there twice, the second time in line 9",
+        "spec.json": "is JSON, not TOML",
+        "spec.yaml": "is YAML, not TOML",
         "absent.toml": "no such file",
         "x" * 5000: "cannot be read",
         "": "is a folder",
         "half.toml/x": "cannot be read",
-        "nul\0.toml": "not TOML",
+        "nul\0.toml": "is no path",
     }.items():
         found = mistakes(str(tmp_path / name))
         assert found[0].reason.startswith(reason) and (len(found) == 1 or reason == "unknown key"), name
         assert len(str(found[0])) < 1000
+        assert reason == "unknown key" or found[0].value is ABSENT
+
+
+def test_a_file_that_is_no_spec_is_no_mistake_in_one(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / "absent.toml")
+    assert str(caught.value) == f"{tmp_path}/absent.toml: no such file; give the path of a TOML spec"
+    again = copy.deepcopy(caught.value)
+    assert str(again) == str(caught.value) and again.diagnostics == caught.value.diagnostics
+
+
+def test_what_is_missing_has_no_value() -> None:
+    with pytest.raises(SpecError, match=r"cache\.page_size: missing; for example 16"):
+        load_spec({**GOOD, "cache": {"k": {"format": "int8"}, "v": {"format": "bf16"}}})

@@ -6,7 +6,6 @@ A peer's module has a class for each of its entries, made with (scene, format, n
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import cast
 from kvgen.bench.contender import Contender, Scene
 from kvgen.errors import ArgumentError
 from kvgen.ir import Spec
+from kvgen.names import suggest
 
 ANY = ("decode", "prefill")
 
@@ -116,8 +116,8 @@ def choose(names: Sequence[str], no_peers: bool = False) -> list[Peer]:
         raise ArgumentError(f"--peers {wanted[0]}: --no-peers as well; give one of the two")
     for name in wanted:
         if name != "all" and name not in PEERS:
-            near = difflib.get_close_matches(name, PEERS, 1, 0.4)
-            hint = f"did you mean {near[0]}? " if near else ""
+            meant = suggest(name, PEERS)
+            hint = f"did you mean {meant}? " if meant else ""
             raise ArgumentError(f"--peers {name}: no such peer; {hint}--list-peers shows all")
         if name != "all" and not PEERS[name].installed:
             peer = PEERS[name]
