@@ -15,7 +15,7 @@ from kvgen.ir.codec import CODECS
 from kvgen.ir.quant import SCALE_DTYPES, SCALE_PLACES
 from tests.support.bundle import prepare
 from tests.support.codecs import ATTENTION, CPU_ROWS, cases, sides
-from tests.support.engines import cpu_library, engine_params, library
+from tests.support.engines import QUICK, cpu_library, engine_params, library
 from tests.support.guard import run_guarded
 from tests.support.variants import VariantCase, check_variant, wanted_kernels
 
@@ -40,9 +40,9 @@ def kernels(case: VariantCase) -> list[tuple[str, str]]:
     return [*wanted_kernels(case), ("gather", "f32")]
 
 
-def check_group(members: list[VariantCase], row: str) -> None:
+def check_group(members: list[VariantCase], row: str, opt: str = QUICK) -> None:
     """Compile the kernels of some cases together, run each in a guarded child, report all that is wrong."""
-    libraries = [cpu_library(case.spec, row) for case in members]
+    libraries = [cpu_library(case.spec, row, opt=opt) for case in members]
     prepare((lib, kernels(case)) for lib, case in zip(libraries, members, strict=True))
     wrong = []
     for lib, case in zip(libraries, members, strict=True):
@@ -103,4 +103,4 @@ def test_all_pairs_of_codecs_on_the_cpu(row: str) -> None:
 @pytest.mark.parametrize("row", engine_params(CPU_ROWS))
 def test_triples_of_codecs_on_the_cpu(row: str, part: int) -> None:
     for members in groups(row, list(cases(3, ATTENTION, most=150, most_q=20)))[part::8]:
-        check_group(members, row)
+        check_group(members, row, "-O3")

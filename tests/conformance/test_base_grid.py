@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.bundle import prepare
 from tests.support.cases import Case, check_case, wanted_kernels
-from tests.support.engines import CPU_ROWS, cpu_library, engine_params, library
+from tests.support.engines import CPU_ROWS, QUICK, cpu_library, engine_params, library
 from tests.support.guard import run_guarded
 from tests.support.specs import FACTORS, covering, make_spec
 
@@ -61,10 +61,10 @@ def groups(all_cases: list[tuple[str, Case]], size: int) -> Iterator[tuple[str, 
         yield from ((row, first) for first in range(0, count, size))
 
 
-def check_group(all_cases: list[tuple[str, Case]], row: str, first: int) -> None:
+def check_group(all_cases: list[tuple[str, Case]], row: str, first: int, opt: str = QUICK) -> None:
     """Compile one group together, run each of its cases in a guarded child, report all that is wrong."""
     members = [case for r, case in all_cases if r == row][first : first + SIZE]
-    libraries = [cpu_library(case.spec, row) for case in members]
+    libraries = [cpu_library(case.spec, row, opt=opt) for case in members]
     prepare((lib, wanted_kernels(case)) for lib, case in zip(libraries, members, strict=True))
     wrong = []
     for lib, case in zip(libraries, members, strict=True):
@@ -106,4 +106,4 @@ def test_triples_on_the_cpu(row: str, part: int) -> None:
     """Every combination of values of any three factors: hours of specs, cut into 160 tests."""
     found = cases(CPU, strength=3)
     for first in [first for r, first in groups(found, SIZE) if r == row][part::40]:
-        check_group(found, row, first)
+        check_group(found, row, first, "-O3")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.bundle import prepare
-from tests.support.engines import CPU_ROWS, cpu_library, engine_params, library
+from tests.support.engines import CPU_ROWS, QUICK, cpu_library, engine_params, library
 from tests.support.guard import run_guarded
 from tests.support.specs import covering
 from tests.support.variants import (
@@ -89,9 +89,9 @@ INTERPRETED = [
 """Each mask once, among all else: a program instance takes 20 to 35 ms in the interpreter."""
 
 
-def check_group(members: list[VariantCase], row: str) -> None:
+def check_group(members: list[VariantCase], row: str, opt: str = QUICK) -> None:
     """Compile the kernels of some cases together, run each in a guarded child, report all that is wrong."""
-    libraries = [cpu_library(case.spec, row) for case in members]
+    libraries = [cpu_library(case.spec, row, opt=opt) for case in members]
     prepare((lib, wanted_kernels(case)) for lib, case in zip(libraries, members, strict=True))
     wrong = []
     for lib, case in zip(libraries, members, strict=True):
@@ -130,4 +130,4 @@ def test_variants_in_the_interpreter(at: int) -> None:
 @pytest.mark.parametrize("row", engine_params(CPU_ROWS))
 def test_triples_of_variants_on_the_cpu(row: str, part: int) -> None:
     for members in groups(row, cases(CPU, strength=3))[part::10]:
-        check_group(members, row)
+        check_group(members, row, "-O3")

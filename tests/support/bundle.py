@@ -58,7 +58,8 @@ def _compile(plans: list[tuple[Library, str, str, KernelPlan]]) -> dict[tuple[Ta
         Job(
             ("\n".join(render(plan) for plan in members.values()),),
             (*isa.flags_for(target.arch, target.features), "-w"),
-            backend.opt,
+            # It is the optimiser that may fuse products of ops whose bytes must be exact.
+            "-O1" if exact and backend.opt == "-Og" else backend.opt,
             "off" if exact else "fast",
             backend.sanitize,
             f"bundle-{len(members)}",
