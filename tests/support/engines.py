@@ -1,7 +1,7 @@
 """Who runs a test: the oracle, every row of the CPU backend, and the Triton templates in the interpreter.
 
-One library for each (engine, spec, schedule), compiled in two bundles: one for the ops whose bytes are exact (at -O1),
-one for attention and merge (at -Og).
+One library for each (engine, spec, schedule), compiled in two bundles: one for ops whose bytes are exact,
+one for attention and merge.
 """
 
 from __future__ import annotations
