@@ -25,8 +25,18 @@ class Launch:
 
     entry: Entry
     grid: tuple[int, ...]
-    extra: Mapping[str, int]
-    """Parameters that the ABI does not have."""
+    extra: Mapping[str, Any]
+    """Parameters that the ABI does not have, and values of the ABI that this launch takes a part of."""
+
+
+AXIS = (2**31 - 1, 65535, 65535)
+"""Most blocks along each axis of a grid."""
+
+MOST_REQUESTS = 32768
+"""Requests of one launch where they are counted along the last axis; a larger batch is several launches."""
+
+PER_REQUEST = {"page_table": 0, "kv_lens": 0, "kv_starts": 0, "q_starts": 1}
+"""Values with an entry for each request, and how many more they have."""
 
 
 def launches(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
@@ -37,7 +47,10 @@ def launches(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
     """
     _check_promises(plan, values)
     _check_widths(plan, values)
-    return tuple(launch for launch in _GRIDS[plan.op](plan, values) if 0 not in launch.grid)
+    found = tuple(launch for launch in _GRIDS[plan.op](plan, values) if 0 not in launch.grid)
+    for launch in found:
+        _check_grid(plan, values, launch.grid)
+    return found
 
 
 def workspace_bytes(plan: KernelPlan, values: Values) -> int:
@@ -63,7 +76,7 @@ def arguments(launch: Launch, values: Values) -> dict[str, Any]:
             continue
         if param.value not in values:
             raise ArgumentError(f"{param.value} is missing: {launch.entry.name} needs it ({param.doc})")
-        value = values[param.value]
+        value = launch.extra.get(param.value, values[param.value])
         if param.kind.startswith("*"):
             if not is_tensor(value):
                 raise ArgumentError(
@@ -99,7 +112,33 @@ def _prefill(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
     att, answers = plan.spec.attention, plan.answers
     _check_attention(plan, values)
     tiles = _cdiv(_int(values, "max_q_len") * att.group, answers["rows"])
-    return (Launch(answers["kernels"][0], (tiles, att.kv_heads, _int(values, "batch")), {}),)
+    return _by_requests(plan, values, tiles)
+
+
+def _by_requests(plan: KernelPlan, values: Values, tiles: int) -> tuple[Launch, ...]:
+    """Launches over (tile, KV head, request): one, or several that share a batch too large for an axis."""
+    batch, heads = _int(values, "batch"), plan.spec.attention.kv_heads
+    found = []
+    for first in range(0, batch, MOST_REQUESTS):
+        count = min(MOST_REQUESTS, batch - first)
+        own = {} if count == batch else _requests(plan, values, first, count)
+        found.append(Launch(plan.answers["kernels"][0], (tiles, heads, count), own))
+    return tuple(found)
+
+
+def _requests(plan: KernelPlan, values: Values, first: int, count: int) -> dict[str, Any]:
+    """What ``values`` have for some requests: views. Rows of q and of outputs are counted through a call."""
+    own = {
+        name: values[name][first : first + count + more]
+        for name, more in PER_REQUEST.items()
+        if values.get(name) is not None
+    }
+    for param in plan.spec.attention.params:
+        tensor: Any = values.get(f"param_{param.name}")
+        if "batch" in param.dims and tensor is not None:
+            index = [slice(None)] * param.dims.index("batch")
+            own[f"param_{param.name}"] = tensor[(*index, slice(first, first + count))]
+    return own
 
 
 def _append(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
@@ -107,8 +146,7 @@ def _append(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
         # The tokens of a request from the first that is raw before the call to its end.
         tokens = raw.keep_last + raw.block - 1 + _int(values, "max_new_len")
         tiles = _cdiv(tokens, int(plan.constant("SPAN"))) if _int(values, "max_new_len") else 0
-        grid = (tiles, plan.spec.attention.kv_heads, _int(values, "batch"))
-        return (Launch(plan.answers["kernels"][0], grid, {}),)
+        return _by_requests(plan, values, tiles)
     rows = _rows(_int(values, "num_tokens"), plan.spec.attention.kv_heads, "KV heads")
     return (Launch(plan.answers["kernels"][0], (_cdiv(rows, int(plan.constant("ROWS"))),), {}),)
 
@@ -125,8 +163,7 @@ def _copy(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
 
 def _gather(plan: KernelPlan, values: Values) -> tuple[Launch, ...]:
     tiles = _cdiv(_int(values, "max_kv_len"), int(plan.constant("TILE")))
-    grid = (tiles, plan.spec.attention.kv_heads, _int(values, "batch"))
-    return (Launch(plan.answers["kernels"][0], grid, {}),)
+    return _by_requests(plan, values, tiles)
 
 
 _GRIDS = {
@@ -162,6 +199,23 @@ def _check_widths(plan: KernelPlan, values: Values) -> None:
     for name in sorted(n for n in narrow if n.endswith("_stride_page")):
         if (value := _int(values, name)) >= 2**31:
             raise ArgumentError(f"{name} = {value}: a page of 2**31 elements or more is not supported")
+
+
+_COUNTED = {
+    ("decode", 1): ("max_q_len", "split the call, or use prefill"),
+    ("decode", 2): ("table_width", "give a narrower table, or pin a larger decode.split_tokens"),
+}
+"""What an axis of an op's grid grows with, and what helps, where a call can make it too long."""
+
+
+def _check_grid(plan: KernelPlan, values: Values, grid: tuple[int, ...]) -> None:
+    for axis, (count, most) in enumerate(zip(grid, AXIS, strict=False)):
+        if count > most:
+            name, hint = _COUNTED.get((plan.op, axis), ("batch", "split the call"))
+            raise ArgumentError(
+                f"{name} = {values.get(name)}: {plan.op} would need {count} blocks along an axis with "
+                f"room for {most}; {hint}"
+            )
 
 
 def _check_attention(plan: KernelPlan, values: Values) -> None:
