@@ -7,14 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, KvgenError, UnsupportedError
 from kvgen.models.adaptor import NAME, TransformersModel, register
 from kvgen.models.extras import require
 from kvgen.models.families import FAMILIES
-from kvgen.models.shape import check_supported, read_config, shape_of
+from kvgen.models.fields import check_tokens
+from kvgen.models.folder_files import CONFIG, SMALL, VOCABULARY, check_file, read_json, reason_of
+from kvgen.models.shape import ModelShape, check_supported, read_config, shape_of
+from kvgen.models.weights import (
+    check_headers,
+    check_report,
+    check_shapes,
+    check_tied,
+    read_headers,
+    weight_files,
+)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 """Either of these makes a tokenizer; a tokenizer_config.json alone does not."""
+
+TOKENIZER_SETTINGS = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""JSON objects that a tokenizer is made with."""
+
+GENERATION = "generation_config.json"
+
+ADAPTER = "adapter_config.json"
 
 
 def load_model(folder: Path) -> TransformersModel:
@@ -26,37 +43,57 @@ def load_model(folder: Path) -> TransformersModel:
     require("transformers", "safetensors")
     config = read_config(folder)
     check_supported(config, folder)
-    shape = shape_of(config, folder)
-    if not any(folder.glob("*.safetensors")):
-        raise ArgumentError(f"{folder}: no *.safetensors; weights in other formats are not read")
+    check_generation(folder, config)
+    headers = read_headers(folder, weight_files(folder, config))
     register()
-    import torch
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
     family = FAMILIES[config["model_type"]]
     with quiet():
+        shape = shape_of(config, folder)
+        whole = family.config(config, folder)
+        check_headers(headers, config, whole, folder)
         try:
-            module, report = family.model_class().from_pretrained(
-                folder,
-                config=family.config(config, folder),
-                dtype=torch.float32,
-                attn_implementation=NAME,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
-            raise ArgumentError(f"{folder}: the model cannot be read ({_reason(error)})") from error
-    # transformers makes up what it does not find.
-    for kind in ("missing_keys", "mismatched_keys"):
-        if report.get(kind):
-            names = sorted(str(key) for key in report[kind])
-            raise ArgumentError(
-                f"{folder}: {len(names)} weights are {kind.removesuffix('_keys')}, first {names[0]}"
-            )
+            check_shapes(headers, family, whole, folder)
+            module, report = _load(family.model_class(), folder, whole)
+        except KvgenError:
+            raise
+        except Exception as error:  # whatever odd files make of somebody else's code
+            raise ArgumentError(f"{folder}: the model cannot be read ({reason_of(error)})") from error
+    check_report(report, config, whole, folder)
+    check_tied(module, folder)
     module.eval()
     return TransformersModel(module, shape)
+
+
+def _load(model_class: Any, folder: Path, whole: Any) -> Any:
+    import torch
+
+    return model_class.from_pretrained(
+        folder,
+        config=whole,
+        dtype=torch.float32,
+        attn_implementation=NAME,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The shape of the model in ``folder``, whose weights are not read; errors as ``load_model``'s."""
+    require("transformers")
+    config = read_config(folder)
+    check_supported(config, folder)
+    with quiet():
+        return shape_of(config, folder)
+
+
+def check_generation(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse settings beside config.json that would change answers, or name tokens that there are not."""
+    if check_file(folder, ADAPTER) is not None:
+        raise UnsupportedError(f"{folder / ADAPTER}: adapters are not applied; merge it into the weights")
+    found = read_json(folder, GENERATION)
+    if found is not None:
+        check_tokens(found, folder / GENERATION, config.get("vocab_size"))
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -68,16 +105,33 @@ def load_tokenizer(folder: Path) -> Any:
     require("transformers", "tokenizers")
     from transformers import AutoTokenizer
 
+    _check_tokenizer_files(folder)
     with quiet():
         try:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise ArgumentError(f"{folder}: the tokenizer cannot be read ({_reason(error)})") from error
+            made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            made.decode(made("a b")["input_ids"])  # odd settings show when they are used
+        except BaseException as error:
+            # The panic of a parser in Rust is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ArgumentError(f"{folder}: the tokenizer cannot be read ({reason_of(error)})") from error
+    return made
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a tokenizer lies in ``folder``."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return any(check_file(folder, name) is not None for name in TOKENIZER_FILES)
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Refuse files of a tokenizer that lie outside the folder, are too large or are no JSON object."""
+    for name in (*TOKENIZER_FILES, "vocab.json", "merges.txt"):
+        check_file(folder, name, VOCABULARY)
+    for name in TOKENIZER_SETTINGS:
+        read_json(folder, name)
+    templates = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for name in ("chat_template.jinja", *(str(path.relative_to(folder)) for path in templates)):
+        check_file(folder, name, SMALL)
 
 
 def stop_tokens(model: TransformersModel) -> tuple[int, ...]:
@@ -85,7 +139,8 @@ def stop_tokens(model: TransformersModel) -> tuple[int, ...]:
     for source in (getattr(model.module, "generation_config", None), model.module.config):
         found = getattr(source, "eos_token_id", None)
         if found is not None:
-            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+            tokens = found if isinstance(found, list | tuple) else [found]
+            return tuple(int(token) for token in tokens if token >= 0)
     return ()
 
 
@@ -103,8 +158,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _reason(error: Exception) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.models.families import FAMILIES, FEATURES, Family
+from kvgen.models.fields import check_fields
+from kvgen.models.folder_files import CONFIG, read_json, refusal, shown
+from kvgen.models.other_keys import EMPTY, other_keys
+from kvgen.models.rope_fields import LAYER_TYPES, check_rope, rope_obstacles
+from kvgen.models.together import check_together, check_types
 
-FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-"""RoPE kinds whose angles depend on the position alone. Others look at the longest request of the batch."""
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Kinds of ``layer_types`` that are served."""
+class CheckpointWarning(UserWarning):
+    """A checkpoint says something that is not acted on, and that its numbers do not seem to depend on."""
 
 
 @dataclass(frozen=True)
@@ -52,70 +55,94 @@ class ModelShape:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder; ``ArgumentError`` where there is none."""
-    path = folder / "config.json"
-    hint = f"give the folder of a checkpoint ({', '.join(FAMILIES)})"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArgumentError(f"{folder}: no config.json; {hint}") from None
-    except ValueError as error:
-        raise ArgumentError(f"{path}: not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ArgumentError(f"{path}: not a JSON object; {hint}")
+    """config.json of a checkpoint folder; ``ArgumentError`` where there is none, or none that can be read."""
+    config = read_json(folder, CONFIG)
+    if config is None:
+        hint = f"give the folder of a checkpoint ({', '.join(FAMILIES)})"
+        raise ArgumentError(f"{folder}: no config.json; {hint}")
     return config
 
 
 def check_supported(config: dict[str, Any], folder: Path) -> None:
-    """Raise ``UnsupportedError`` with the reason for a model that kvgen cannot serve."""
-    for found in _obstacles(config):
-        raise UnsupportedError(f"{folder}: {found}; kvgen runs {', '.join(FAMILIES)} checkpoints")
+    """Refuse a model that kvgen cannot serve as its config.json has it.
+
+    ``UnsupportedError`` has the reason: what the config asks for is computed, or is refused by name.
+    ``ArgumentError`` names a field that holds what it may not.
+    """
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        _refuse([f"model_type = {shown(name)} is not supported"], folder)
+    check_fields(config, folder)
+    family = FAMILIES[config["model_type"]]
+    _refuse(_obstacles(config, family), folder)
+    _refuse(rope_obstacles(config, by_type="rope_by_type" in family.features), folder)
+    check_rope(config, folder)
 
 
-def _obstacles(config: dict[str, Any]) -> list[str]:
-    """Why a model cannot run, the most telling reason first."""
-    given = {key: value for key, value in config.items() if value not in (None, False, 0, [], {})}
-    family = FAMILIES.get(str(config.get("model_type")))
-    name = json.dumps(config.get("model_type"))
+def _refuse(obstacles: list[str], folder: Path) -> None:
+    """Raise the first obstacle, the most telling one."""
+    if obstacles:
+        raise UnsupportedError(f"{folder}: {obstacles[0]}; kvgen runs {', '.join(FAMILIES)} checkpoints")
+
+
+def _obstacles(config: dict[str, Any], family: Family) -> list[str]:
+    """Why a model of a known family cannot run, the most telling reason first."""
+    given = {key: value for key, value in config.items() if shown(value) not in EMPTY}
     found = []
-    if family is None:
-        found.append(f"model_type = {name} is not supported")
-    if not config.get("use_sliding_window", True):
-        given.pop("sliding_window", None)
-    kinds = sorted({str(kind) for kind in given.get("layer_types", ())} - set(LAYER_TYPES))
+    if not config.get("use_sliding_window", True) and "use_sliding_window" not in family.reads():
+        window = given.pop("sliding_window", None)
+        if window is not None and "sliding_window" in family.features:
+            found.append(f"use_sliding_window = false: {family.model} always uses sliding_window = {window}")
+    kinds = sorted(set(given.get("layer_types", ())) - set(LAYER_TYPES))
     if kinds:
         found.append(f"layer_types: {', '.join(kinds)}, and only {' and '.join(LAYER_TYPES)} are served")
     for key, what in FEATURES.items():
-        plain = key == "layer_types" and set(given.get(key, ())) == {"full_attention"}
-        if family and key in given and key not in family.features and not plain:
-            value = json.dumps(given[key])
+        if key in given and key not in family.features and not _plain(config, key, family):
+            name = shown(config["model_type"])
+            value = shown(given[key])
             found.append(f"{key} = {value}: {what}, which transformers' code for {name} does not have")
     if "use_bidirectional_attention" in given:
         found.append("use_bidirectional_attention: an engine computes prompts in chunks, which is causal")
+    if config.get("is_causal") is False:
+        found.append("is_causal = false: an engine computes prompts in chunks, which is causal")
     if "quantization_config" in given:
         found.append("quantization_config: weights must be plain f32, f16 or bf16")
-    for rope in rope_kinds(config):
-        if rope not in FIXED_ROPE:
-            found.append(f"RoPE of kind {rope}: its angles change with the length of the batch")
+    heads = config.get("architectures")
+    if heads and family.model.lower() not in [head.lower() for head in heads]:
+        found.append(f"architectures = {shown(heads)}: only {family.model}, which predicts the next token")
+    first = config.get("max_window_layers")
+    if first is not None and "sliding_window" in given and "max_window_layers" not in family.reads():
+        found.append(f"max_window_layers = {first}: {family.model} does not read it")
     return found
 
 
-def rope_kinds(config: dict[str, Any]) -> list[str]:
-    """The names of the RoPE scalings, under any of the keys that transformers has used; one a layer type."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    tables = [table for table in scaling.values() if isinstance(table, dict)] or [scaling]
-    return [str(table.get("rope_type") or table.get("type") or "default") for table in tables]
+def _plain(config: dict[str, Any], key: str, family: Family) -> bool:
+    """Whether the layers of a model are what its class has anyway, where it has layers of one kind only."""
+    windowed = "sliding_window" in family.features and config.get("sliding_window", 4096) is not None
+    own = "sliding_attention" if windowed else "full_attention"
+    return key == "layer_types" and set(config[key]) == {own}
 
 
 def shape_of(config: dict[str, Any], folder: Path) -> ModelShape:
     """The shape that config.json gives, with transformers' defaults for what it leaves out.
 
-    ``ArgumentError`` names a field that is missing or no count. Give what ``check_supported`` passed.
+    ``ArgumentError`` names a field that is missing, holds what it may not or does not go with the others;
+    ``UnsupportedError`` a key that the model's class does not have and that its numbers may depend on. What
+    such keys say besides is a ``CheckpointWarning``. Give what ``check_supported`` passed.
     """
+    check_fields(config, folder)
     family = FAMILIES[config["model_type"]]
     for key in ("num_attention_heads", "num_hidden_layers"):
         _count(config.get(key), key, folder)  # transformers' default would be another model's
+    check_types(config, folder)
     whole = family.config(config, folder)
+    found = list(other_keys(config, family, whole))
+    _refuse([f"{words}; remove it if numbers do not depend on it" for words, bad in found if bad], folder)
+    ignored = [words for words, bad in found if not bad]
+    if ignored:
+        more = f" (and {len(ignored) - 1} more keys)" if len(ignored) > 1 else ""
+        warnings.warn(f"{folder / CONFIG}: {ignored[0]}: ignored{more}", CheckpointWarning, stacklevel=2)
+    check_together(whole, folder, config)
 
     def count(key: str) -> int:
         return _count(getattr(whole, key, None), key, folder)
@@ -148,5 +175,6 @@ def _layer(family: Family, config: Any, at: int, count: Any) -> LayerShape:
 
 def _count(value: Any, key: str, folder: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"{folder}: config.json: {key} = {value!r}; give a positive integer")
+        reason = "missing" if value is None else "not a positive integer"
+        raise refusal(folder / CONFIG, key, value, reason, "give a positive integer")
     return value

@@ -26,6 +26,14 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 48,
+    "head_dim": None,
+    "num_experts_per_tok": 2,
+}
+
 FULL = LayerShape(q_heads=4, kv_heads=2, head_dim=16, v_head_dim=16, scale=0.25)
 
 
@@ -72,7 +80,7 @@ def test_the_shape_of_a_config() -> None:
         ),
         (of("gpt_oss", sliding_window=8), [{"window": 7, "sink": True}, {"sink": True}]),
         (
-            of("deepseek_v2", kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, head_dim=None),
+            of("deepseek_v2", num_key_value_heads=4, **LATENT),
             [{"kv_heads": 1, "head_dim": 48, "v_head_dim": 32, "scale": 0.125, "latent": True}] * 2,
         ),
     ],
@@ -84,9 +92,7 @@ def test_the_layers_of_a_family(config: dict[str, Any], want: list[dict[str, Any
 
 def test_the_scale_of_latent_attention_is_that_of_transformers_own_code() -> None:
     rope = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
-    config = of(
-        "deepseek_v3", kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, rope_parameters=rope
-    )
+    config = of("deepseek_v3", num_key_value_heads=None, rope_parameters=rope, **LATENT)
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
     own = DeepseekV3Attention(FAMILIES["deepseek_v3"].config(config, HERE), 0)
@@ -140,8 +146,8 @@ def test_models_that_are_refused(change: dict[str, object], match: str) -> None:
     [
         {"sliding_window": None},
         {"sliding_window": 4096, "use_sliding_window": False},
-        {"layer_types": ["full_attention"]},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        {"layer_types": ["full_attention"] * 2},
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
         {"rope_scaling": None},
     ],
 )
