@@ -67,6 +67,31 @@ def need(
     need_memory(name, tensor)
 
 
+def need_table(table: Any, device: Any) -> None:
+    """Refuse a page table without a row for each request."""
+    need_tensor("page_table", table)
+    if table.dim() == 1:
+        raise ArgumentError(
+            f"page_table: shape {tuple(table.shape)}, not (B, P), a row for each request; "
+            "for one request use page_table[None]"
+        )
+    import torch
+
+    need("page_table", table, (torch.int32,), ("B", "P"), device)
+
+
+def batch_of(table: Any, kv_lens: Any, name: str, last: Any) -> int:
+    """Requests of a call, as most of its arguments have it: so that the odd one out is blamed.
+
+    ``last``, called ``name``: q of one row a request, or q_starts, which has one more.
+    """
+    counts = [int(table.shape[0])]
+    for each, tensor, more in (("kv_lens", kv_lens, 0), (name, last, int(name == "q_starts"))):
+        need_tensor(each, tensor)
+        counts += [int(tensor.shape[0]) - more] if tensor.dim() else []
+    return max(counts, key=counts.count)
+
+
 def need_integer(name: str, value: Any, low: int, high: int, hint: str) -> int:
     """``value`` as an int from ``low`` to ``high``; numpy's integers are integers, truth values are not."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:

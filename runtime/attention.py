@@ -169,11 +169,11 @@ class AttentionOps(OpsBase):
     ) -> dict[str, Any]:
         self._own(cache)
         att = self.spec.attention
-        places.need_tensor("page_table", table)
-        # A table of no dimensions has no rows to compare with; it is refused for itself below.
-        rows: int | str = "T" if q_starts is not None else (*table.shape, "B")[0]
+        check.need_table(table, cache.device)
+        batch = check.batch_of(table, kv_lens, *(("q", q) if q_starts is None else ("q_starts", q_starts)))
+        rows: int | str = "T" if q_starts is not None else batch
         check.need("q", q, (torch_dtype(att.q_dtype),), (rows, att.q_heads, att.head_dim), cache.device)
-        max_q_len = self._check_table(cache, table, kv_lens, q_starts, total=q.shape[0])
+        max_q_len = self._check_table(cache, table, kv_lens, q_starts, batch=batch, total=q.shape[0])
         scale = att.scale if scale is None else check.need_scale(scale, att.scale)
         sizes = {"batch": kv_lens.shape[0], "head": att.q_heads, "q": q.shape[0]}
         read = 1
@@ -203,14 +203,16 @@ class AttentionOps(OpsBase):
         kv_lens: Tensor,
         q_starts: Tensor | None,
         *,
+        batch: int | None = None,
         total: int = 0,
         ranged: bool = True,
     ) -> int:
         """Check the batch's tables; returns an upper bound of the queries of one request."""
         import torch
 
-        check.need("page_table", table, (torch.int32,), ("B", "P"), cache.device)
-        batch = table.shape[0]
+        check.need_table(table, cache.device)
+        batch = table.shape[0] if batch is None else batch
+        check.need("page_table", table, (torch.int32,), (batch, "P"), cache.device)
         check.need("kv_lens", kv_lens, (torch.int32,), (batch,), cache.device)
         if q_starts is not None:
             check.need("q_starts", q_starts, (torch.int32,), (batch + 1,), cache.device)

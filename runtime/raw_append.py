@@ -86,6 +86,8 @@ def _check_tables(cache: Cache, table: Any, kv_lens: Any, q_starts: Any) -> None
     """Types, shapes and devices of the tables."""
     import torch
 
-    check.need("page_table", table, (torch.int32,), ("B", "P"), cache.device)
-    check.need("kv_lens", kv_lens, (torch.int32,), (table.shape[0],), cache.device)
-    check.need("q_starts", q_starts, (torch.int32,), (table.shape[0] + 1,), cache.device)
+    check.need_table(table, cache.device)
+    batch = check.batch_of(table, kv_lens, "q_starts", q_starts)
+    check.need("page_table", table, (torch.int32,), (batch, "P"), cache.device)
+    check.need("kv_lens", kv_lens, (torch.int32,), (batch,), cache.device)
+    check.need("q_starts", q_starts, (torch.int32,), (batch + 1,), cache.device)

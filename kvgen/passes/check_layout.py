@@ -41,12 +41,17 @@ def check_dims(layout: LayoutSpec, own: dict[str, LayoutSpec | None], problems: 
     missing = [dim for dim in ("page", "head", "tok", "d") if dim not in layout.dims()]
     if missing:
         reason = f"has no axis for {' and '.join(missing)}"
-        note(problems, "cache.layout", str(layout), reason, f"write {_complete(layout)!r}")
+        whole = _complete(layout)
+        note(problems, "cache.layout", str(layout), reason, f"write {whole!r}", works=(whole,))
         return
     outer, inner = layout.split()
     if any(axis.dim == "d" for axis in outer):
         reason = "kv stands inside d: K and V rows would interleave element by element"
-        note(problems, "cache.layout", str(layout), reason, "move kv left of every d axis")
+        rest = [axis for axis in layout.axes if axis.dim != "kv"]
+        at = [axis.dim for axis in rest].index("d")
+        moved = _join((*rest[:at], Axis("kv"), *rest[at:]))
+        hint = f"move kv left of every d axis: {moved!r}"
+        note(problems, "cache.layout", str(layout), reason, hint, works=(moved,))
     _check_page(layout, "cache.layout", problems)
     need = {axis.dim for axis in inner}
     for side, spec in own.items():
@@ -55,7 +60,7 @@ def check_dims(layout: LayoutSpec, own: dict[str, LayoutSpec | None], problems: 
         path = f"cache.{side}.layout"
         if spec.dims() != need:
             reason = "must name exactly the dimensions right of kv in cache.layout (all where it has no kv)"
-            note(problems, path, str(spec), reason, f"'{_join(inner)}' works")
+            note(problems, path, str(spec), reason, f"'{_join(inner)}' works", works=(_join(inner),))
         else:
             _check_page(spec, path, problems)
 

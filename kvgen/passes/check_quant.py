@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvgen.errors import ABSENT
 from kvgen.ir import LayoutSpec, QuantSpec
 from kvgen.ir.codec import CODECS, TABLE, Codec, table_bits
 from kvgen.ir.quant import D_BLOCK_STEP, GROUPS
@@ -155,6 +156,15 @@ def _check_levels(fmt: Codec, q: dict[str, Any], path: str, problems: Problems) 
                 return False
         return True
     hint = "3 to 16 ascending numbers, for example [-1.0, -0.3, 0.3, 1.0]"
+    if levels is None:
+        note(
+            problems,
+            f"{path}.levels",
+            ABSENT,
+            f"missing: format = {TABLE!r} has ascending levels of your own",
+            hint,
+        )
+        return False
     numbers = isinstance(levels, list) and all(type(x) in (int, float) for x in levels)
     if not numbers or not 3 <= len(levels) <= 16 or not all(map(_rises, levels, levels[1:])):
         note(
@@ -216,8 +226,9 @@ def _check_d_block(block: Any, tokens: int, fmt: Codec, path: str, width: Any, p
     ]
     if type(block) is int and block in fits:
         return True
-    what = f"head_dim / {fmt.packed}" if fmt.packed > 1 else "head_dim"
-    reason = f"not a multiple of {D_BLOCK_STEP} that divides {what} = {part} into blocks"
+    reason = f"not a multiple of {D_BLOCK_STEP} below head_dim = {width} that divides it"
+    if fmt.packed > 1:
+        reason += f", nor one that packed parts of {part} hold whole, or that holds them whole"
     if tokens > 1:
         reason += ", nor 1"
     hint = working(*fits) if fits else "leave d out: this row is too short for blocks"

@@ -8,7 +8,8 @@ from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
-from kvgen.tune.space import Space, load_space, spec_facts
+from kvgen.tune.nearest import ways
+from kvgen.tune.space import Space, load_space, space_of, spec_facts
 
 
 def default_schedule(
@@ -33,8 +34,14 @@ def default_in(space: Space, op: str, spec: Spec, target: Target, pins: Mapping[
             raise ArgumentError(
                 f"schedule[{op!r}][{knob!r}] = {brief(value)}: give for example {space.knobs[knob][0]!r}"
             )
-    schedule = space.default(target, facts, pins)
+    schedule = space.default(target, facts, pins, lambda: ways(spec, lambda other: _fits(other, target)))
     if not space.allows(schedule, facts):
         broken = [text for text in space.constraints if not space.holds(text, schedule, facts)]
         raise ArgumentError(f"schedule[{op!r}] = {brief(dict(pins))}: breaks the constraint {broken[0]!r}")
     return schedule
+
+
+def _fits(spec: Spec, target: Target) -> bool:
+    """Whether attention over a spec has schedules, in each op: one alone is no use."""
+    facts = spec_facts(spec, target)
+    return all(space_of(op, target).fits(facts) for op in ("decode", "prefill"))

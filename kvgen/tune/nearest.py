@@ -1,42 +1,105 @@
-"""What a target can do instead of a spec that no schedule of a template fits."""
+"""What a target can do instead of a spec that no schedule of a template fits: changes of it, each tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from kvgen.errors import SpecError
+from kvgen.ir import Spec
 from kvgen.ir.schedule import Knob
 
-CODES = {"k_bytes": 1, "v_bytes": 1, "k_blocks": 1, "v_blocks": 1}
+Raw = dict[str, Any]
+"""A spec as plain data."""
 
-INSTEAD: tuple[tuple[str, Mapping[str, Knob]], ...] = (
-    ("one scale for a row of d", {"k_blocks": 1, "v_blocks": 1}),
-    ("a bf16 query", {"q_dtype": "bf16"}),
-    ("an int8 cache", {"k_format": "int8", "v_format": "int8", **CODES}),
-    ("a bf16 cache", {"k_format": "bf16", "v_format": "bf16", **CODES, "k_bytes": 2, "v_bytes": 2}),
-    ("head_dim up to 256", {"head_dim": 256, "v_head_dim": 256}),
-    ("head_dim up to 128", {"head_dim": 128, "v_head_dim": 128}),
-    (
-        "a bf16 query of a bf16 cache",
-        {"q_dtype": "bf16", "k_format": "bf16", "v_format": "bf16", **CODES, "k_bytes": 2, "v_bytes": 2},
-    ),
-)
-"""Changes of a spec as its facts, in the order in which they are proposed."""
+NARROWER = (512, 384, 320, 256, 192, 128, 96, 64)
+"""Head dimensions that are tried, the widest first."""
+
+SHOWN = ("head_dim", "v_head_dim", "q_dtype", "k_format", "v_format", "group", "page_size")
+"""Facts that a refusal tells."""
 
 
-def refusal(template: str, facts: Mapping[str, Knob], possible: Callable[[Mapping[str, Knob]], bool]) -> str:
-    """Why there is no kernel, and the first changes of ``INSTEAD`` after which ``possible`` finds one."""
-    shown = ("head_dim", "v_head_dim", "q_dtype", "k_format", "v_format", "group", "page_size")
-    given = ", ".join(f"{name} {facts[name]}" for name in shown)
-    ways = [name for name, change in INSTEAD if _differs(facts, change) and possible({**facts, **change})]
+def refusal(template: str, facts: Mapping[str, Knob], ways: tuple[str, ...]) -> str:
+    """Why there is no kernel, and what would fit."""
+    given = ", ".join(f"{name} {facts[name]}" for name in SHOWN)
     hint = f"what would fit: {', or '.join(ways[:2])}" if ways else "nothing near it fits"
     _, _, op = template.rpartition("/")
     return f"{op} on {facts['arch']}: no schedule fits its registers and shared memory for {given}; {hint}"
 
 
-def _differs(facts: Mapping[str, Knob], change: Mapping[str, Knob]) -> bool:
-    smaller = all(
-        facts[name] >= value  # type: ignore[operator]
-        for name, value in change.items()
-        if name in ("head_dim", "v_head_dim", "k_blocks", "v_blocks")
-    )
-    return smaller and any(facts[name] != value for name, value in change.items())
+def ways(spec: Spec, fits: Callable[[Spec], bool]) -> Iterator[str]:
+    """The changes of ``changes`` after which ``fits`` says yes, in words."""
+    from kvgen.passes.validate import validate
+
+    for words, raw in changes(spec):
+        try:
+            changed = validate(raw)
+        except SpecError:
+            continue
+        if fits(changed):
+            yield words
+
+
+def changes(spec: Spec) -> Iterator[tuple[str, Raw]]:
+    """Specs near to ``spec`` that ask less of a target, each with what is changed."""
+    raw = spec.to_dict()
+    for words, edits in (
+        ("groups without d (a scale for each row)", (_rows,)),
+        ('q_dtype = "bf16"', (_query,)),
+        ('format = "int8"', (_stored("int8"),)),
+        ('format = "bf16"', (_stored("bf16"),)),
+    ):
+        if (found := _edited(raw, *edits)) is not None:
+            yield words, found
+    for width in NARROWER:
+        if (found := _edited(raw, _width(width))) is not None:
+            yield f"head_dim = {width}", found
+    if (found := _edited(raw, _query, _stored("bf16"))) is not None:
+        yield 'q_dtype = "bf16" and format = "bf16"', found
+
+
+def _edited(raw: Raw, *edits: Callable[[Raw], bool]) -> Raw | None:
+    """A copy with all edits; None where one of them changes nothing."""
+    found = copy.deepcopy(raw)
+    changed = [edit(found) for edit in edits]
+    return found if all(changed) else None
+
+
+def _sides(raw: Raw) -> list[Raw]:
+    return [raw["cache"][side] for side in ("k", "v") if "alias" not in raw["cache"][side]]
+
+
+def _rows(raw: Raw) -> bool:
+    groups = [own.get("group") or {} for side in _sides(raw) for own in side.get("segments", [side])]
+    blocks = [group.pop("d", 1) for group in groups if group.get("tok") == 1]
+    return any(block != 1 for block in blocks)
+
+
+def _query(raw: Raw) -> bool:
+    was, raw["attention"]["q_dtype"] = raw["attention"]["q_dtype"], "bf16"
+    return bool(was != "bf16")
+
+
+def _stored(name: str) -> Callable[[Raw], bool]:
+    def edit(raw: Raw) -> bool:
+        changed = False
+        for side in _sides(raw):
+            changed |= side.get("format") != name
+            layout = {key: side[key] for key in ("layout",) if key in side}
+            side.clear()
+            side.update({"format": name, **layout})
+        return changed
+
+    return edit
+
+
+def _width(width: int) -> Callable[[Raw], bool]:
+    def edit(raw: Raw) -> bool:
+        att = raw["attention"]
+        was, att["head_dim"] = att["head_dim"], width
+        att["v_head_dim"] = min(att.get("v_head_dim") or width, width)
+        att.pop("scale", None)
+        return bool(was > width)
+
+    return edit

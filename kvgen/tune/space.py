@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import islice
 
 from kvgen.errors import UnsupportedError
 from kvgen.ir import QuantSpec, Schedule, Spec, Target
@@ -73,13 +74,17 @@ class Space:
         return found
 
     def default(
-        self, target: Target, facts: Mapping[str, Knob], pins: Mapping[str, Knob] | None = None
+        self,
+        target: Target,
+        facts: Mapping[str, Knob],
+        pins: Mapping[str, Knob] | None = None,
+        ways: Callable[[], Iterable[str]] = tuple,
     ) -> Schedule:
         """The seed of target and facts with ``pins`` put in, or the nearest allowed schedule to it.
 
         Nearest changes the fewest other knobs, and those by the fewest steps. Where the pins allow
         nothing, the seed with the pins comes back for the caller to refuse; without pins,
-        ``UnsupportedError`` that names what would fit.
+        ``UnsupportedError`` that names the first two of ``ways``, what would fit.
         """
         pins = pins or {}
         seed = Schedule.of({**self.seed(target, facts), **pins})
@@ -90,9 +95,9 @@ class Space:
                 return schedule
         if pins:
             return seed
-        raise UnsupportedError(refusal(self.template, facts, self._fits))
+        raise UnsupportedError(refusal(self.template, facts, tuple(islice(ways(), 2))))
 
-    def _fits(self, facts: Mapping[str, Knob]) -> bool:
+    def fits(self, facts: Mapping[str, Knob]) -> bool:
         """Whether any schedule is allowed."""
         return any(True for _ in self.candidates(facts))
 

@@ -84,6 +84,13 @@ BROUGHT: list[tuple[str, Any, str]] = [
     ("attention.params", {"class": {"dims": ["head"]}}, "call it class_param"),
     ("attention.params", {"exp": {"dims": ["head"]}}, "call it exp_param"),
     ("attention.params", {"kv_pos": {"dims": ["kv"]}}, "call it kv_pos_param"),
+    ("cache.layout", "page head d tok kv", "move kv left of every d axis: 'page head kv d tok'"),
+    (
+        "cache.k",
+        {"format": "table"},
+        "cache.k.levels: missing: format = 'table' has ascending levels of your own",
+    ),
+    ("cache.k", {"format": "int2", "group": {"head": 1, "tok": 1, "d": 48}}, "16 and 32 work"),
     ("attention.rope", {"kind": "llama"}, "did you mean 'llama3'?"),
     ("attention.rope", {"rope_theta": 5e5}, "did you mean 'theta'?"),
 ]
@@ -174,6 +181,14 @@ def test_the_table_leads_to_names_that_exist() -> None:
 def test_machines(name: str, meant: str) -> None:
     with pytest.raises(UnsupportedError, match=f"did you mean '{meant}'"):
         known_target(name)
+
+
+def test_blocks_of_packed_parts_are_explained_by_a_rule_that_the_hint_keeps() -> None:
+    raw = edited("attention.head_dim", 96)
+    raw["cache"]["k"] = {"format": "int2", "group": {"tok": 1, "head": 1, "d": 8}}
+    (found,) = mistakes(raw)
+    assert found.works == (48,) and "packed parts of 24 hold whole, or that holds them whole" in found.reason
+    assert load_spec(applied(raw, found, 48))
 
 
 def test_a_good_spec_is_good() -> None:

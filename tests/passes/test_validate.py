@@ -124,7 +124,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
         (
             "cache.k.group",
             {"tok": 1, "head": 1, "d": block},
-            "not a multiple of 16 that divides head_dim = 64 into blocks",
+            "not a multiple of 16 below head_dim = 64 that divides it",
         )
         for block in (0, 1, 8, 48, 64, -16, HUGE, "32", None, 32.0)
     ),
