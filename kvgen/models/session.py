@@ -12,7 +12,7 @@ from kvgen.models.adaptor import TransformersModel
 from kvgen.models.catalog import PACKAGED, find_model
 from kvgen.models.checkpoint import has_tokenizer, load_model, load_tokenizer, stop_tokens
 from kvgen.models.pages import ModelSpecs, specs_for, specs_like, unknown_beforehand
-from kvgen.models.shape import check_supported, read_config
+from kvgen.models.shape import ModelShape, check_supported, read_config
 from kvgen.models.text import TextStream
 from kvgen.runtime.engine import Engine
 from kvgen.runtime.request import Event
@@ -79,9 +79,16 @@ def load(name: str, advance: Advance, *, need_tokenizer: bool = True) -> Loaded:
 def choose_specs(
     loaded: Loaded, pages: str | None, spec: Spec | None, page_size: int | None, default: str = "f32"
 ) -> ModelSpecs:
+    """The specs of a loaded model's pages; see ``specs_of``."""
+    return specs_of(loaded.model.shape, pages, spec, page_size, default)
+
+
+def specs_of(
+    shape: ModelShape, pages: str | None, spec: Spec | None, page_size: int | None, default: str = "f32"
+) -> ModelSpecs:
     """The specs of a model's pages: as ``spec``, which must match the model, or made for it."""
     if spec is None:
-        made = specs_for(loaded.model.shape, pages or default, page_size=page_size)
+        made = specs_for(shape, pages or default, page_size=page_size)
         for wrong in unknown_beforehand(made[0]):
             hint = "kvgen quality measures it; give another kind"
             raise ArgumentError(f"--pages {pages}: {wrong.path}: {wrong.reason}; {hint}")
@@ -89,7 +96,7 @@ def choose_specs(
     for option, value in (("--pages", pages), ("--page-size", page_size)):
         if value is not None:
             raise ArgumentError(f"{option} {value}: --spec or --library says that already; leave it out")
-    return specs_like(spec, loaded.model.shape)
+    return specs_like(spec, shape)
 
 
 def check_fits(loaded: Loaded, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
