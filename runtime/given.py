@@ -14,6 +14,7 @@ import numpy as np
 
 from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Spec
+from kvgen.ir.codec import CODECS
 from kvgen.ir.quant import ZERO_BLOCK_AMAX
 from kvgen.runtime import places
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 MEAN = "k_mean"
+F32_MAX = float(np.finfo(np.float32).max)
 
 
 def given_names(spec: Spec) -> tuple[str, ...]:
@@ -59,6 +61,11 @@ def bind_given(
         if not bool((tensor.isfinite() & (tensor >= ZERO_BLOCK_AMAX)).all()):
             shown = brief(tensor.flatten().tolist())
             raise ArgumentError(f"{label} = {shown}: every scale must be finite and at least 2**-100")
+        most = _largest(spec, plane, name)
+        if not bool((tensor.double() * most).max() <= F32_MAX):
+            shown, limit = brief(tensor.flatten().tolist()), F32_MAX / most
+            reason = f"times {most:g}, the largest that it multiplies, is beyond f32"
+            raise ArgumentError(f"{label} = {shown}: {reason}; give scales of at most {limit:.3g}")
         for at, own in enumerate(found):
             own[name] = tensor[at % len(tensor)]
     for key in means:
@@ -72,6 +79,13 @@ def bind_given(
         for at, own in enumerate(found):
             own[MEAN] = tensor[at % len(tensor)]
     return found
+
+
+def _largest(spec: Spec, plane: str, name: str) -> float:
+    """The largest magnitude that a scale multiplies: a code's, or below an outer one a scaled code's."""
+    (part,) = (p for side in spec.cache.fields for p in spec.segments(side) if p.plane == plane)
+    code, scale = float(part.quant.fmt.qmax or 1.0), part.quant.scale_dtype
+    return code * float(CODECS[scale].qmax or 1.0) if name.endswith("_outer") and scale in CODECS else code
 
 
 def _mapping(name: str, value: Any, hint: str) -> Mapping[Any, Any]:

@@ -89,6 +89,7 @@ class Manifest:
             "kvgen": self.kvgen,
             **({"codecs": [codec.to_dict() for codec in codecs]} if codecs else {}),
             "spec": self.spec.to_dict(),
+            **({"meanings": dict(self.spec.meanings)} if self.spec.meanings else {}),
             "spec_sha256": self.spec.hash,
             "page_record": self.record.to_dict(),
             **({"frequencies": self.frequencies} if self.frequencies else {}),
@@ -154,7 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
         _learn(path, found.get("codecs", ()))
         manifest = Manifest(
             found["kvgen"],
-            Spec.from_dict(found["spec"]),
+            Spec.from_dict(found["spec"], found.get("meanings", {})),
             PageRecord.from_dict(found["page_record"]),
             {name: tuple(map(_exported, kernels)) for name, kernels in found["targets"].items()},
             _frequencies(found.get("frequencies")),

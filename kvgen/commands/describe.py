@@ -20,7 +20,7 @@ def spec_data(spec: Spec) -> dict[str, Any]:
 
 def term_data(att: AttentionSpec) -> list[dict[str, Any]]:
     """The masks, score terms and sink that a spec switches on, in the order in which they apply."""
-    from kvgen.variants import definitions
+    from kvgen.variants import definitions, switched_on
 
     chosen = [(d, att.option(d.name)) for d in definitions()]
     return [
@@ -33,7 +33,7 @@ def term_data(att: AttentionSpec) -> list[dict[str, Any]]:
             "params": [param_text(param) for param in found.formula(value, att.q_heads).params],
         }
         for found, value in chosen
-        if value not in (None, False)
+        if switched_on(value)
     ]
 
 

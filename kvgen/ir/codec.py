@@ -58,6 +58,8 @@ class Codec:
     """One line for people."""
     source: str = field(default="", compare=False)
     """Paper, standard or project that it comes from."""
+    built_in: bool = field(default=False, compare=False)
+    """Whether kvgen brings it: its name then says all, everywhere."""
 
     @property
     def scaled(self) -> bool:
@@ -89,9 +91,14 @@ class Codec:
         """The code that a NaN becomes under a given scale, where one is NaN."""
         return (1 << (self.bits - 1)) - 1 if self.special != "none" else None
 
+    def meaning(self) -> dict[str, Any]:
+        """All that decides what its codes are worth, as plain values."""
+        told = ("example", "doc", "source")
+        return {name: item for name, item in self.to_dict().items() if name not in told}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values: what an exported library carries of a codec that not every kvgen knows."""
-        plain = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        plain = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "built_in"}
         return plain | {
             "levels": list(self.levels),
             "keys": dict(self.keys),

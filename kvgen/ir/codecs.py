@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvgen.ir.codec import TABLE, Codec, register
 
 ROW = {"tok": 1, "head": 1}
@@ -86,4 +88,4 @@ for codec in (
         source="NVIDIA Blackwell's NVFP4",
     ),
 ):  # fmt: skip
-    register(codec)
+    register(replace(codec, built_in=True))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from kvgen.ir.attention import AttentionSpec, Param
 from kvgen.ir.cache import PRESETS, CacheSpec
 from kvgen.ir.layout import LayoutSpec
+from kvgen.ir.meaning import meanings
 from kvgen.ir.quant import QuantSpec, Segment, segments_of
 from kvgen.ir.rope import RopeSpec
 
@@ -27,12 +29,21 @@ class Spec:
     cache: CacheSpec
     """How the cache lies in memory."""
 
+    meanings: tuple[tuple[str, str], ...] = dataclasses.field(init=False)
+    """(name, sha256) of what the registered names in it stood for when it was made, kvgen's own left out."""
+    carried: InitVar[Mapping[str, str] | None] = None
+    """``meanings`` as an export holds them, for a process that may not know the names."""
+
+    def __post_init__(self, carried: Mapping[str, str] | None) -> None:
+        found = meanings(self.attention, self.cache) if carried is None else tuple(sorted(carried.items()))
+        object.__setattr__(self, "meanings", found)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that ``kvgen.load_spec`` reads back into an equal spec."""
         return {"name": self.name, "attention": _plain(self.attention), "cache": _plain(self.cache)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+    def from_dict(cls, values: Mapping[str, Any], carried: Mapping[str, str] | None = None) -> Spec:
         """The inverse of ``to_dict``; what people write is for ``kvgen.load_spec``, which checks it."""
         cache = dict(values["cache"])
         if cache["v"] == ALIAS:
@@ -42,11 +53,13 @@ class Spec:
             cache["preset"] = cache["layout"]
             cache["layout"] = PRESETS[cache["preset"]]
         cache["layout"] = LayoutSpec.parse(cache["layout"])
-        return cls(values["name"], _attention(values["attention"]), CacheSpec(**cache))
+        return cls(values["name"], _attention(values["attention"]), CacheSpec(**cache), carried)
 
     def canonical(self) -> str:
-        """Canonical JSON: sorted keys, no spaces, no name."""
+        """Canonical JSON: sorted keys, no spaces, no name; and what registered names mean."""
         body = {key: value for key, value in self.to_dict().items() if key != "name"}
+        if self.meanings:
+            body["meanings"] = dict(self.meanings)
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @cached_property

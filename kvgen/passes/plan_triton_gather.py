@@ -222,7 +222,7 @@ def _decoder(fmt: Codec, affine: bool) -> Decoder:
 def _scale_text(dtype: str, target: Target) -> str:
     """A stored scale or minimum as f32, as a format."""
     if dtype == "e8m0":
-        return "power_of_two({})"
+        return "e8m0_to_f32({})"
     if dtype == FLOAT_SCALE:
         return f"{_decoder(CODECS[FLOAT_SCALE], False).name}({{}}.to(tl.int32))"
     return widen_text(dtype, "f32", target)

@@ -16,7 +16,7 @@ from kvgen.ir import AttentionSpec, Param, Spec
 from kvgen.ir.expression import Name, Node, Number, Op, names_of, params_of
 from kvgen.ir.plan import Constant
 from kvgen.passes.parse import parse
-from kvgen.variants import Definition, Formula, definitions
+from kvgen.variants import Definition, Formula, definitions, switched_on
 
 if TYPE_CHECKING:
     from kvgen.passes.bounds import Bounds
@@ -79,7 +79,7 @@ class Scoring:
 def active(att: AttentionSpec, kind: str = "") -> tuple[tuple[Definition, Formula], ...]:
     """The definitions that a spec switches on, in their order, each with its formula."""
     chosen = ((d, att.option(d.name)) for d in definitions(kind))
-    return tuple((d, d.formula(value, att.q_heads)) for d, value in chosen if value not in (None, False))
+    return tuple((d, d.formula(value, att.q_heads)) for d, value in chosen if switched_on(value))
 
 
 def parsed(kind: str, formula: Formula, params: Iterable[Param]) -> Node:

@@ -110,8 +110,10 @@ class Terms:
         return np.asarray(self.params["sink_logit"], np.float64) if self.att.sink else None
 
     def _active(self, kind: str) -> list[tuple[Definition, Formula]]:
-        values = [(d, self.att.option(d.name)) for d in definitions(kind)]
-        return [(d, d.formula(v, self.att.q_heads)) for d, v in values if v not in (None, False)]
+        """Its own rule of what is present: a key that the spec gives, other than ``false``."""
+        given = {"causal": self.att.causal, "window": self.att.window, **dict(self.att.options)}
+        found = [(d, given[d.name]) for d in definitions(kind) if d.name in given]
+        return [(d, d.formula(v, self.att.q_heads)) for d, v in found if not isinstance(v, bool | None) or v]
 
     def _names(self, batch: int, first_row: int, q_len: int, kv_len: int) -> dict[str, Any]:
         i = np.arange(q_len)[None, :, None]

@@ -63,6 +63,9 @@ class Key:
         }
 
 
+ATTENTION = ("decode", "prefill")
+
+
 def key_of(op: str, spec: Spec, target: Target, pins: Mapping[str, Knob], space: Space) -> Key:
     """The key of ``op`` for a spec and a target."""
     folder = space.template.split("/", maxsplit=1)[0]
@@ -76,16 +79,20 @@ def read_by(op: str, spec: Spec) -> dict[str, Any]:
     plain = spec.to_dict()
     att: dict[str, Any] = {name: value for name, value in plain["attention"].items() if name != "scale"}
     sizes = {name: att[name] for name in ("kv_heads", "head_dim", "v_head_dim")}
-    if op in ("decode", "prefill"):
-        return {"attention": att, "cache": plain["cache"]}
+    # What registered names mean: formats for all that reads a cache, the rest for attention.
+    own = {name: what for name, what in spec.meanings if op in ATTENTION or name.startswith("format.")}
+    own |= {name: what for name, what in spec.meanings if op == "append" and name.startswith("rope.")}
+    meant = {"meanings": own} if own else {}
+    if op in ATTENTION:
+        return {"attention": att, "cache": plain["cache"], **meant}
     if op == "merge":
-        own = ("q_heads", "v_head_dim", "q_dtype", *(("sink_logit",) if "sink_logit" in att else ()))
-        return {"attention": {name: att[name] for name in own}}
+        names = ("q_heads", "v_head_dim", "q_dtype", *(("sink_logit",) if "sink_logit" in att else ()))
+        return {"attention": {name: att[name] for name in names}}
     if op == "copy":
-        return {"attention": sizes, "cache": plain["cache"]}
+        return {"attention": sizes, "cache": plain["cache"], **meant}
     if op == "append" and "rope" in att:
         sizes["rope"] = att["rope"]
-    return {"attention": {**sizes, "q_dtype": att["q_dtype"]}, "cache": plain["cache"]}
+    return {"attention": {**sizes, "q_dtype": att["q_dtype"]}, "cache": plain["cache"], **meant}
 
 
 @cache

@@ -14,6 +14,7 @@ from kvgen.variants.registry import (
     positions,
     register,
     registered,
+    switched_on,
 )
 from kvgen.variants.rope import SCHEMES
 from kvgen.variants.scores import SCORES
@@ -28,7 +29,8 @@ __all__ = [
     "positions",
     "register",
     "registered",
+    "switched_on",
 ]
 
 for _entry in (*MASKS, *SCORES, *SCHEMES):
-    register(_entry)
+    register(_entry, built_in=True)

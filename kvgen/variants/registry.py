@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvgen.ir import Param, RopeSpec
+from kvgen.ir.meaning import OWN
 from kvgen.ir.plan import Constant
 from kvgen.passes.fields import ATTENTION, Field
 
@@ -81,12 +82,25 @@ _DEFINITIONS: dict[str, Definition] = {}
 _POSITIONS: dict[str, Position] = {}
 
 
-def register(entry: Definition | Position) -> None:
-    """Make a definition known for the rest of the process. ``ValueError`` where its name is taken."""
+def register(entry: Definition | Position, *, built_in: bool = False) -> None:
+    """Make a definition known for the rest of the process. ``ValueError`` where its name is taken.
+
+    Unless it is ``built_in`` (kvgen brings it), what it means becomes part of the identity of specs.
+    """
     table: dict[str, Any] = _POSITIONS if isinstance(entry, Position) else _DEFINITIONS
     if entry.name in table:
         raise ValueError(f"{entry.name!r} is registered already")
     table[entry.name] = entry
+    if not built_in:
+        key, decided = _meaning(entry)
+        OWN[key] = decided
+
+
+def _meaning(entry: Definition | Position) -> tuple[str, Callable[[Any, int], Any]]:
+    """The key of ``meaning.OWN``, and what gives all that a value of it decides."""
+    if isinstance(entry, Position):
+        return f"rope.{entry.name}", lambda rope, q_heads: entry.frequencies(rope)
+    return entry.name, lambda value, q_heads: [entry.kind, entry.order, entry.formula(value, q_heads)]
 
 
 @contextmanager
@@ -100,6 +114,7 @@ def registered(*entries: Definition | Position) -> Iterator[None]:
         for entry in entries:
             table: dict[str, Any] = _POSITIONS if isinstance(entry, Position) else _DEFINITIONS
             del table[entry.name]
+            OWN.pop(_meaning(entry)[0], None)
 
 
 def definitions(kind: str = "") -> tuple[Definition, ...]:
@@ -116,6 +131,12 @@ def positions() -> Mapping[str, Position]:
 def attention_fields() -> dict[str, Field]:
     """The rules of all keys of [attention], registered ones included."""
     return ATTENTION | {d.name: d.field for d in _DEFINITIONS.values()}
+
+
+def switched_on(value: Any) -> bool:
+    """Whether the value of a definition's key switches it on. 0 does: a window of 0 shows the own key only.
+    ``value in (None, False)`` would not, for 0 == False."""
+    return value is not None and value is not False
 
 
 def definition(name: str) -> Definition:

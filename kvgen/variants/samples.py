@@ -8,7 +8,7 @@ import numpy as np
 
 from kvgen.ir import Param, Spec
 from kvgen.variants.draw import Array, Draw
-from kvgen.variants.registry import Definition, definitions
+from kvgen.variants.registry import Definition, definitions, switched_on
 
 NUMPY = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "bool": np.uint8, "bits": np.uint8}
 """Type of a parameter's array; ``bool`` travels as bytes of 0 and 1."""
@@ -58,4 +58,4 @@ def pack_bits(values: Array) -> Array:
 
 
 def _used(spec: Spec) -> list[Definition]:
-    return [d for d in definitions() if spec.attention.option(d.name) not in (None, False)]
+    return [d for d in definitions() if switched_on(spec.attention.option(d.name))]

@@ -137,6 +137,7 @@ class TestStaticScales:
             ({"k": torch.ones(2), "v": 0.0}, r"scales\['v'\] = \[0\.0\]: every scale must be finite"),
             ({"k": torch.tensor([1, torch.nan]), "v": 1.0}, r"scales\['k'\] = .*every scale must be finite"),
             ({"k": torch.ones(2), "v": 2.0**-101}, r"scales\['v'\] = .*at least 2\*\*-100"),
+            ({"k": torch.ones(2), "v": 3e38}, r"scales\['v'\] = .*times 127, .*at most 2\.68e\+36"),
             ({"k": torch.ones(2), "v": 1.0, "q": 1.0}, r"scales\['q'\]: give scales for 'k' and 'v'"),
         ],
     )

@@ -107,6 +107,7 @@ def test_adopt_refuses(changes: dict[str, Any], message: str) -> None:
     [
         (NVFP4, {}, r"scales\['k'\]: missing; the outer scale of k, .*: give 2 positive f32 scales"),
         (NVFP4, {"scales": {"k": [1.0, 0.0]}}, r"scales\['k'\] = .*every scale must be finite and at least"),
+        (NVFP4, {"scales": {"k": [1.0, 2e35]}}, r"scales\['k'\] = .*times 2688, .*at most 1\.27e\+35"),
         (NVFP4, {"scales": {"k": [1.0, 1.0], "v": 1.0}}, r"scales\['v'\]: bf16 here has no static scales"),
         (PARTS, {"scales": {"k": 1.0, "k2": 1.0}}, r"scales\['k2'\]: give scales for 'k'"),
         (CENTRED, {"scales": {"v": 1.0}}, r"means\['k'\]: missing; give the mean of K, \(kv_heads, head"),
