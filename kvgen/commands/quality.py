@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 USUAL = ("bf16", "int8", "fp8", "int4", "int2")
 """What is measured where nothing is named."""
 
+MOST_BYTES = 64 << 20
+"""Of a text: what goes on for ever, a device for example, is not read to its end."""
+
 Q_DTYPES = ("f32", "bf16", "f16")
 
 
@@ -119,9 +122,13 @@ def _preset_or_spec(kind: str, page_size: int | None) -> str | Spec:
 
 
 def read_text(path: Path) -> str:
-    """A text file; ``ArgumentError`` where it is not UTF-8."""
+    """A text file; ``ArgumentError`` where it is not UTF-8 or has more than ``MOST_BYTES``."""
+    with path.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ArgumentError(f"--text {path}: more than {MOST_BYTES:,} bytes; give a part of it")
     try:
-        return path.read_text(encoding="utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArgumentError(f"--text {path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 

@@ -57,7 +57,7 @@ class StepPages:
             # transformers now expands every row it gets, for nobody: one is the least it can expand.
             return key_1HTD[:, :, :1], value_1HTD[:, :, :1]
         k_THD = key_1HTD[0].transpose(0, 1)
-        table = self._turns_when_read(at)
+        table = self._rotates_when_read(at)
         if table is not None:
             k_THD = unrotated(k_THD, table, self.step.positions_T)
         self._held[at] = (k_THD, value_1HTD[0].transpose(0, 1))
@@ -73,13 +73,13 @@ class StepPages:
         if v_THD is None:
             q_THD = latent.absorb(module, q_THD)
         params: dict[str, Tensor] = {} if sinks_H is None else {"sink_logit": sinks_H.detach().float()}
-        table = self._turns_when_read(at)
+        table = self._rotates_when_read(at)
         if table is not None:
             params["rope_table"] = table
         out_THD = attend(layer, q_THD, k_THD, v_THD, self.step, scale=scale, params=params or None)
         return (latent.expand(module, out_THD) if v_THD is None else out_THD)[None]
 
-    def _turns_when_read(self, at: int) -> Tensor | None:
+    def _rotates_when_read(self, at: int) -> Tensor | None:
         """The angles of a layer whose pages keep K unrotated, for every position of this step."""
         library = self.layers[at].library
         if library.spec.attention.rope is None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen import paths
-from kvgen.errors import ArgumentError, ToolchainError
+from kvgen.errors import ArgumentError, KvgenError, ToolchainError
 from kvgen.models.extras import package_folder, require
+from kvgen.models.folder_files import check_file, check_name, read_json, reason_of
 from kvgen.models.gguf_file import Advance, convert
 from kvgen.names import suggest
 
@@ -78,7 +79,7 @@ def _converted(name: str, packaged: Packaged, advance: Advance) -> Path:
         paths.set_aside(folder, fault)
     made = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=root))
     try:
-        convert(source, made, advance)
+        _convert(source, made, advance)
         files = {path.name: _sha256(path) for path in sorted(made.iterdir())}
         manifest = {"source": packaged.file, "source_sha256": digest, "files": files}
         (made / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -87,6 +88,17 @@ def _converted(name: str, packaged: Packaged, advance: Advance) -> Path:
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def _convert(source: Path, made: Path, advance: Advance) -> None:
+    try:
+        convert(source, made, advance)
+    except (KvgenError, OSError):
+        raise
+    except Exception as error:  # whatever an odd file makes of somebody else's parser
+        raise ToolchainError(
+            f"{source}: cannot be converted ({reason_of(error)}); install it anew"
+        ) from error
 
 
 def _move(made: Path, folder: Path) -> None:
@@ -99,13 +111,21 @@ def _move(made: Path, folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a converted folder; empty where every file is as it was written."""
+    """What is wrong with a converted folder; empty where it holds what was written and nothing else."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        wrong = [name for name, digest in files.items() if _sha256(folder / name) != digest]
+        files = (read_json(folder, MANIFEST) or {})["files"]
+        for name in files:
+            check_name(folder, MANIFEST, name)
+        there = {path.name for path in folder.iterdir()} - {MANIFEST}
+        for name in sorted(there ^ set(files)):
+            return f"{name} is {'missing' if name in files else 'not one of its files'}"
+        for name, digest in files.items():
+            path = check_file(folder, name)
+            if path is None or _sha256(path) != digest:
+                return f"{name} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"unreadable model ({error})"
-    return f"{wrong[0]} is damaged" if wrong else ""
+    return ""
 
 
 def _sha256(path: Path) -> str:

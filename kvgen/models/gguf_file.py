@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import UnsupportedError
 from kvgen.models.extras import require
+from kvgen.models.folder_files import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,25 @@ TENSORS = {
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Tensors outside blocks."""
 
+FIELDS = frozenset(
+    f"llama.{name}"
+    for name in (
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    )
+)
+"""Metadata of a plain Llama; what says more changes its numbers."""
+
 CONTROL_TOKEN = 3
 """GGUF's token type of special tokens."""
 
@@ -55,10 +75,23 @@ def convert(source: Path, folder: Path, advance: Advance = lambda done, total: N
         raise UnsupportedError(
             f"{source}: architecture {fields['general.architecture']}; only llama is read from GGUF"
         )
+    _check_fields(fields, source)
     config = config_of(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
     _save_weights(reader.tensors, config, folder / "model.safetensors", advance)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     _save_tokenizer(fields, source, folder)
+
+
+def _check_fields(fields: dict[str, Any], source: Path) -> None:
+    """Refuse metadata that a plain Llama's config does not hold (a window, scaled RoPE, experts)."""
+    width = fields["llama.embedding_length"] // fields["llama.attention.head_count"]
+    width = fields.get("llama.attention.key_length", width)
+    same = {"llama.attention.value_length": width, "llama.rope.dimension_count": width}
+    for name, value in fields.items():
+        if name.startswith("llama.") and name not in FIELDS:
+            raise UnsupportedError(f"{source}: {name} = {shown(value)}: a plain Llama has no such field")
+        if value != same.get(name, value):
+            raise UnsupportedError(f"{source}: {name} = {shown(value)}: the rows of K have {same[name]}")
 
 
 def config_of(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:

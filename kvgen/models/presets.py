@@ -37,9 +37,9 @@ def _affine(form: str, **group: int) -> dict[str, Any]:
 
 
 def _kivi(form: str) -> Preset:
-    """K scaled per channel over 32 tokens, V per token over 32 channels, the ends of a request kept."""
+    """K scaled per channel over 32 tokens, V per token over 32 channels; the ends stay unquantised."""
     return Preset(
-        f"KIVI's axes: {form}, K per channel of 32 tokens, V per 32 channels; 4 first, 32 last tokens kept",
+        f"{form} on KIVI's axes: K per channel of 32 tokens, V per 32 channels; ends left unquantised",
         _affine(form, tok=32, d=1),
         _affine(form, tok=1, d=32),
         page_size=32,

@@ -20,7 +20,7 @@ def model_rope(config: Any) -> dict[str, Any] | None:
 
 
 def unrotated(k_THD: Tensor, table_PD: Tensor, positions_T: Tensor) -> Tensor:
-    """Turn rows back by their positions' angles: exact but for one rounding of f32.
+    """Rotate rows back by their positions' angles: exact but for one rounding of f32.
 
     ``table_PD`` as ``rope_table`` of a library makes it: cosines, then sines, for half of d each.
     """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvgen.errors import ArgumentError
+from kvgen.models.folder_files import reason_of
+
 UNFINISHED = "\ufffd"
 """What a tokenizer shows for bytes that are not yet a whole character."""
 
@@ -47,14 +50,18 @@ class TextStream:
 
 
 def prompt_tokens(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
-    """A prompt as tokens, inside the chat template where ``chat``."""
+    """A prompt as tokens, inside the chat template where ``chat``; ``ArgumentError`` where there is none."""
     if not chat:
         return list(tokenizer(prompt)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):
-        from kvgen.errors import ArgumentError
-
         raise ArgumentError("--chat: this model's tokenizer has no chat template; leave --chat out")
     message = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of somebody else's
+        reason = reason_of(error)
+        raise ArgumentError(
+            f"--chat: the model's chat template fails ({reason}); leave --chat out"
+        ) from error
     # The template writes the special tokens itself.
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -105,3 +105,8 @@ def test_texts_and_models_that_are_refused(
     mute = make_checkpoint(tmp_path_factory.mktemp("mute"), **SHAPES["gqa-tied"])
     done = kvgen("quality", "-m", mute)
     assert done.exit_code == 2 and "no tokenizer" in done.stderr
+
+
+def test_a_text_that_never_ends_is_not_read_to_its_end(kvgen: Kvgen, tiny: Path) -> None:
+    done = kvgen("quality", "-m", tiny, "--text", "/dev/zero", "bf16")
+    assert done.exit_code == 2 and "--text /dev/zero: more than 67,108,864 bytes; give a part" in done.stderr

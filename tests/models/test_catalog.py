@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_it_is_converted_once(package: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "manifest"])
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "manifest", "added", "device", "outside"])
 def test_a_damaged_model_is_set_aside_and_made_again(package: Path, harm: str) -> None:
     folder = find_model("tiny")
     weights = folder / "model.safetensors"
@@ -80,12 +82,23 @@ def test_a_damaged_model_is_set_aside_and_made_again(package: Path, harm: str) -
         weights.write_bytes(whole[:-100])
     elif harm == "remove":
         weights.unlink()
+    elif harm == "added":  # would be read beside the weights
+        (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+    elif harm == "device":
+        weights.unlink()
+        weights.symlink_to("/dev/zero")
+    elif harm == "outside":
+        manifest = json.loads((folder / MANIFEST).read_text())
+        (folder.parent / "other").write_text("")
+        manifest["files"]["../other"] = hashlib.sha256().hexdigest()
+        (folder / MANIFEST).write_text(json.dumps(manifest))
     else:
         (folder / MANIFEST).write_text("{")
     with pytest.warns(CacheWarning, match="set aside"):
         assert find_model("tiny") == folder
-    assert weights.read_bytes() == whole
-    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name, f"{folder.name}.bad-0"]
+    assert weights.read_bytes() == whole and not weights.is_symlink()
+    left = {path.name for path in folder.parent.iterdir()} - {"other"}
+    assert left == {folder.name, f"{folder.name}.bad-0"}
 
 
 def test_other_weights_have_another_folder(package: Path, original) -> None:
@@ -122,12 +135,29 @@ def test_a_process_that_was_slower_takes_what_is_there(
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"architecture": "gemma2"}, "architecture gemma2"), ({"pre": "llama-bpe"}, "tokenizer gpt2/llama-bpe")],
+    [
+        ({"architecture": "gemma2"}, "architecture gemma2"),
+        ({"pre": "llama-bpe"}, "tokenizer gpt2/llama-bpe"),
+        (
+            {"attention__sliding_window": 8},
+            r"llama\.attention\.sliding_window = 8: a plain Llama has no such",
+        ),
+        ({"expert_count": 4}, r"llama\.expert_count = 4"),
+        ({"rope__dimension_count": 8}, r"llama\.rope\.dimension_count = 8: the rows of K have 16"),
+    ],
 )
-def test_other_files_are_refused(package: Path, original, change: dict[str, str], match: str) -> None:
+def test_other_files_are_refused(package: Path, original, change: dict[str, Any], match: str) -> None:
     write_gguf(package / "tiny.gguf", original, **change)
     with pytest.raises(UnsupportedError, match=match):
         find_model("tiny")
+
+
+def test_a_file_that_is_no_gguf(package: Path) -> None:
+    whole = (package / "tiny.gguf").read_bytes()
+    for spoilt in (b"", b"GGUF", whole[:2000], b"x" * 100):
+        (package / "tiny.gguf").write_bytes(spoilt)
+        with pytest.raises(ToolchainError, match=r"tiny\.gguf: cannot be converted \(.*\); install it anew"):
+            find_model("tiny")
 
 
 def test_names_that_are_no_model(tmp_path: Path) -> None:

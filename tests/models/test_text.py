@@ -44,3 +44,16 @@ def test_chat_needs_a_template() -> None:
     assert prompt_tokens(Bytes(), "ab", chat=False) == [97, 98]
     with pytest.raises(ArgumentError, match="no chat template"):
         prompt_tokens(Bytes(), "ab", chat=True)
+
+
+def test_a_template_that_fails_is_named() -> None:
+    jinja2 = pytest.importorskip("jinja2")
+
+    class Failing(Bytes):
+        chat_template = "{{ x"
+
+        def apply_chat_template(self, message, **_):
+            return jinja2.Template(self.chat_template).render(messages=message)
+
+    with pytest.raises(ArgumentError, match=r"--chat: the model's chat template fails \(TemplateSyntaxError"):
+        prompt_tokens(Failing(), "ab", chat=True)

@@ -29,8 +29,13 @@ BLOCKS = {
 }
 
 
-def write_gguf(path: Path, module: object, *, pre: str = "smollm", architecture: str = "llama") -> None:
-    """Write ``module`` (LlamaForCausalLM of ``CONFIG``, weights exact in f16) with a tokenizer of bytes."""
+def write_gguf(
+    path: Path, module: object, *, pre: str = "smollm", architecture: str = "llama", **fields: int
+) -> None:
+    """Write ``module`` (LlamaForCausalLM of ``CONFIG``, weights exact in f16) with a tokenizer of bytes.
+
+    ``fields``: further metadata of the architecture, ``__`` standing for a dot.
+    """
     import gguf
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -44,6 +49,8 @@ def write_gguf(path: Path, module: object, *, pre: str = "smollm", architecture:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, value in fields.items():
+        writer.add_uint32(f"{architecture}.{name.replace('__', '.')}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     letters = sorted(ByteLevel.alphabet())
