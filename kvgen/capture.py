@@ -33,7 +33,7 @@ class Capture(CacheOps):
         return self
 
     def workspace(self, values: Any) -> int:
-        """No bytes: whoever launches the values adds a workspace."""
+        """No bytes: the caller that launches the values adds a workspace."""
         return 0
 
     def launch(self, values: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvgen import support_specs
 from kvgen.builder import assemble
 from kvgen.errors import SpecError, UnsupportedError
 from kvgen.ir import Spec
@@ -79,6 +80,7 @@ def features() -> Iterator[Feature]:
     both = {"head_dim": 192, "v_head_dim": 128, "rope": {"stored": "pre", "dim": 64}}
     yield _feature("Positions", "rotated when read, V inside K", both, ATTEND, BF16, {"alias": "k"})
     yield from _heads()
+    yield from _wide()
     yield from _formats()
 
 
@@ -116,6 +118,26 @@ def _heads() -> Iterator[Feature]:
     yield _feature(title, "cross attention: not causal", cross, ATTEND)
     for dtype in ("bf16", "f16", "f32"):
         yield _feature(title, f"queries in {dtype}", {"q_dtype": dtype}, ATTEND)
+
+
+def _wide() -> Iterator[Feature]:
+    """Rows that fill a GPU's registers and shared memory, or do not fit."""
+    blocks = {**ROW, "d": BLOCK}
+    for dim, dtype, stored in (
+        (256, "f32", {"format": "f32"}),
+        (320, "f32", {"format": "f32"}),
+        (576, "f32", {"format": "f32"}),
+        (576, "f32", {"format": "bf16"}),
+        (576, "bf16", {"format": "f32"}),
+        (128, "bf16", {"format": "int8", "group": blocks}),
+        (256, "bf16", {"format": "int8", "group": blocks}),
+        (576, "bf16", {"format": "int4", "group": blocks}),
+        (256, "bf16", {"format": "nvfp4"}),
+    ):
+        name = (
+            f"{stored['format']}{f' in blocks of {BLOCK}' * ('group' in stored)}, head_dim {dim}, q {dtype}"
+        )
+        yield _feature("Wide rows", name, {"head_dim": dim, "q_dtype": dtype}, MOVES, stored)
 
 
 def _formats() -> Iterator[Feature]:
@@ -227,7 +249,7 @@ def page(cells: Mapping[Feature, Mapping[str, Answer]]) -> str:
     groups: dict[str, dict[Feature, Mapping[str, Answer]]] = {}
     for row, found in cells.items():
         groups.setdefault(row.group, {})[row] = found
-    blocks = [HEAD, *(section(rows, notes) for rows in groups.values())]
+    blocks = [HEAD, *(section(rows, notes) for rows in groups.values()), support_specs.section()]
     if notes:
         listed = [f"{number}. {_escaped(text)}" for text, number in notes.items()]
         blocks.append("\n".join(["## Why not", "", *listed]))
@@ -240,7 +262,7 @@ def section(cells: Mapping[Feature, Mapping[str, Answer]], notes: dict[str, int]
     lines = [f"## {group}", "", f"| | ops | {' | '.join(targets)} |", f"|{'---|' * (len(targets) + 2)}"]
     for row, found in cells.items():
         ops = "all" if row.ops == OPS else ", ".join(row.ops)
-        shown = [_cell(row, found[target], notes) for target in targets]
+        shown = [_cell(row, found[target], target, notes) for target in targets]
         lines.append(f"| {row.name} | {ops} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
@@ -253,11 +275,12 @@ for each target. Masks, score terms, sinks and position schemes stand as in the 
 ops are refused, they are named."""
 
 
-def _cell(row: Feature, found: Answer, notes: dict[str, int]) -> str:
+def _cell(row: Feature, found: Answer, target: str, notes: dict[str, int]) -> str:
     if found.works:
         return "yes"
     by_note: dict[int, list[str]] = {}
-    for op, text in found.refused.items():
+    for op, said in found.refused.items():
+        text = said.replace(f" on {target}: ", ": ")  # one note for all targets that say the same
         by_note.setdefault(notes.setdefault(text, len(notes) + 1), []).append(op)
     if len(found.refused) == len(row.ops):
         return f"no: {', '.join(map(str, by_note))}"

@@ -139,7 +139,7 @@ def new_cache(
     (kv_heads,); ``means``: ``{"k": (kv_heads, head_dim)}`` where the spec subtracts a mean. A first dimension
     of ``layers`` gives each layer its own.
     ``raw_rows``, where the spec leaves tokens unquantised: how many pages can hold such tokens at a time.
-    None has page p use raw row p: nobody need hand them out, at the memory of an unquantised cache. With a
+    None has page p use raw row p: they need not be handed out, at the memory of an unquantised cache. With a
     number no page has a row yet: ``runtime.raw.RawRows`` hands them out (an engine does). All layers share
     ``cache.raw_rows``, as they share page ids.
     Raises ``ArgumentError`` for bad counts and for missing, surplus or non-positive scales.

@@ -141,7 +141,7 @@ _OPTIONS = ", *, float? scale=None, int? num_threads=None"
 
 
 def _free(namespace: str) -> str:
-    """``namespace`` if nobody in this process has it, else with the first free number behind it."""
+    """``namespace`` if it is free in this process, else with the first free number behind it."""
     if not isinstance(namespace, str) or not namespace.isidentifier() or not namespace.isascii():
         raise ArgumentError(f"namespace = {brief(namespace)}: give an identifier, such as my_kernels")
     names = itertools.chain([namespace], (f"{namespace}_{number}" for number in itertools.count(2)))

@@ -211,7 +211,7 @@ class Engine:
 
 
 def _rows_of(library: Any, num_pages: Any, max_batch: Any) -> int | None:
-    """Raw rows for ``max_batch`` requests that grow token by token; None where nobody keeps tokens raw."""
+    """Raw rows for ``max_batch`` requests that grow token by token; None where no layer leaves tokens raw."""
     each = library if isinstance(library, Sequence) else [library]
     specs = distinct(own.spec for own in each if isinstance(own, CacheOps))
     if not specs or not all(type(n) is int and n > 0 for n in (num_pages, max_batch)):

@@ -31,12 +31,12 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that have no holder."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds; ``free + used == total``."""
+        """Pages that have a holder; ``free + used == total``."""
         return self.total - len(self._free)
 
     def holders(self, page: int) -> int:
@@ -59,7 +59,7 @@ class PagePool:
             self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> list[int]:
-        """One holder less for each of ``pages``; those that nobody holds any more are free, and returned."""
+        """One holder less for each of ``pages``; those without any are free, and returned."""
         freed = []
         for page in self._check(pages, "release"):
             self._holders[page] -= 1

@@ -2,7 +2,7 @@
 
 A page holds raw tokens while its request has a length for which ``RawSpec`` says so; then it needs a raw row.
 Appends read and write raw rows but never hand them out: that is done here, before an append, and undone when
-the tokens have become codes. A raw row belongs to a page, whoever shares the page.
+the tokens are quantised. A raw row belongs to a page, whichever requests share it.
 """
 
 from __future__ import annotations

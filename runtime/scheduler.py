@@ -86,7 +86,7 @@ class Scheduler:
         for request in sorted(self.running, key=lambda request: not request.decoding):
             if budget and request not in plan.preempted:
                 budget -= self._schedule(request, budget, plan)
-        # With budget left no running prompt lacks pages, so the free ones are promised to nobody. What a
+        # With budget left no running prompt lacks pages, so the free ones are promised to no request. What a
         # preempted request gave up did not suffice with them for an older one: it is too little for itself.
         while budget and self.waiting and self._fits(self.waiting[0]):
             request = self.waiting.pop(0)

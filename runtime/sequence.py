@@ -40,7 +40,7 @@ class PageStore:
             layer.library.copy(layer.cache, ids[0], ids[1])
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give back one hold of each of ``pages``; a page that nobody holds gives back its raw row."""
+        """Give back one hold of each of ``pages``; a page without a holder gives back its raw row."""
         self.rows.release(self.pool.release(pages))
 
 
@@ -111,7 +111,7 @@ class PagedSequence:
         self._settled = self.length
 
     def fork(self) -> PagedSequence:
-        """A sequence of the same tokens that shares all pages; whoever writes first copies."""
+        """A sequence of the same tokens that shares all pages; the first to write copies."""
         self.settle()
         child = PagedSequence(self.store)
         self.store.pool.retain(self.table.tolist())

@@ -61,7 +61,7 @@ class Step:
     last_rows_S: Tensor
     """int64, rows whose logits are wanted, in the order of the requests that sample; may be empty."""
     decode_rows: int
-    """Rows of the first ``num_decode`` requests; known here so that nobody reads it back from a GPU."""
+    """Rows of the first ``num_decode`` requests; known here so that it is not read back from a GPU."""
 
     @cached_property
     def positions32_T(self) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen import support_specs
 from kvgen.builder import assemble
 from kvgen.errors import UnsupportedError
 from kvgen.passes.fields import SWITCH, Field
@@ -57,9 +58,13 @@ def test_the_page_is_what_kvgen_says(repo_root: Path, group: str) -> None:
 
 
 def test_the_page_has_no_other_sections(repo_root: Path) -> None:
-    assert [name for name in document(repo_root) if name != "Why not"] == GROUPS
+    assert [name for name in document(repo_root) if name != "Why not"] == [*GROUPS, support_specs.TITLE]
     header = document(repo_root)["Masks"].splitlines()[2]
     assert [word.strip() for word in header.split("|")[3:-1]] == list(TARGETS)
+
+
+def test_what_is_refused_everywhere_is_on_the_page(repo_root: Path) -> None:
+    assert support_specs.section() == document(repo_root)[support_specs.TITLE]
 
 
 @functools.cache

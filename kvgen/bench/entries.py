@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def arithmetic(self) -> str | None:
-        """What its queries are multiplied in at best: ``bf16`` or ``f32``; None where nobody has a figure."""
+        """What its queries are multiplied in at best: ``bf16`` or ``f32``; None where there is no figure."""
         library = getattr(self.contender, "library", None)
         dtype = self.format if library is None else library.spec.attention.q_dtype
         return kind_of("bf16" if dtype in ("bf16", "fp8") else "f32")

@@ -1,4 +1,4 @@
-"""expect: what a contender must give, and how far off it may be. Nobody wrong is timed.
+"""expect: what a contender must give, and how far off it may be. One that is wrong is not timed.
 
 Two yardsticks. All outputs are compared with f32 arithmetic on the exact values. For kvgen's own formats that
 leaves the room that quantising takes, so a sample of rows is also compared with the float64 oracle on what
@@ -162,7 +162,7 @@ def _error(found: Any, want: Any) -> float:
 def stored_values(k: Tensor, v: Tensor, spec: Spec, known: Mapping[str, Any]) -> tuple[Any, Any]:
     """One request's rows [T, kv_heads, d] as f64, after the oracle has stored and read them as the spec says.
 
-    Neither is rotated by its position: nobody reads them back before that.
+    Neither is rotated to its position: nothing reads them back before that.
     """
     bare = dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, rope=None))
     record, size, tokens = place(bare), spec.cache.page_size, len(k)

@@ -41,13 +41,13 @@ SHORT_S = 0.02
 
 REST_S = 1e-2
 """Before a sample with several threads: those of another OpenMP runtime spin for milliseconds after their
-work, on the cores of whoever comes next."""
+work, on the cores of the contender that comes next."""
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
 
 Waited = Callable[[], int | None]
-"""Nanoseconds that the process's threads have waited; None where nobody counts them."""
+"""Nanoseconds that the process's threads have waited; None where that is not counted."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ _STAT = Path("/proc/stat")
 
 
 def waited_ns(tasks: Path = _TASKS) -> int | None:
-    """Nanoseconds that all threads have been runnable but not running; None where nobody counts them."""
+    """Nanoseconds that all threads have been runnable but not running; None where they are not counted."""
     total, seen = 0, False
     try:
         entries = list(tasks.iterdir())

@@ -1,7 +1,7 @@
 """What happens when a command fails: readable text and exit code 2, never a traceback for a user's mistake.
 
 0: it worked. 1: it ran and the answer is bad (a kernel is wrong, nothing can work here). 2: it was asked
-for something impossible. 130: interrupted. 141: whoever read the output went away (``| head``).
+for something impossible. 130: interrupted. 141: the reader of the output went away (``| head``).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def write_folder(folder: Path, texts: Mapping[str, str], manifest: dict[str, Any
         foreign.append(MANIFEST)
     if foreign and not force:
         raise ArgumentError(
-            f"{folder}: {', '.join(foreign)} exist and were not written by kvgen, or were edited since; "
+            f"{folder}: not written by kvgen, or edited since: {', '.join(foreign)}; "
             "give another folder, or --force to overwrite them"
         )
     left = [name for name in known if name not in texts and (folder / name).exists()]

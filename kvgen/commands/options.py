@@ -53,7 +53,7 @@ def assembled(spec: Spec, target: str, pins: Sequence[str] | None = None) -> Lib
     from kvgen.tune.choose import UntunedWarning
 
     with warnings.catch_warnings():
-        # A default schedule is no news to somebody who asks how a kernel is made.
+        # A default schedule is no news to a user who asks how a kernel is made.
         warnings.simplefilter("ignore", UntunedWarning)
         return assemble(spec, target, tune="cache", schedule=read_pins(pins))
 

@@ -118,6 +118,7 @@ def print_bytes(found: dict[str, Any]) -> None:
     """What a page and a token cost in one layer."""
     factor = found["smaller_than_bf16"]
     than = f"{factor:.2f} times smaller" if factor >= 1 else f"{1 / factor:.2f} times larger"
+    than = "as much" if f"{factor:.2f}" == "1.00" else than
     output.heading("Memory, for one layer")
     raw = found.get("raw_row")
     output.facts(

@@ -121,7 +121,7 @@ def _chosen(
 
 
 def _quiet(step: Step) -> None:
-    """A search tells its progress to nobody: what takes long here is told by op."""
+    """A search reports no progress here; what takes long is told by op."""
 
 
 def _variants(op: str, spec: Spec, default: bool) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class StepPages:
             )
         if self.layers[at].library.spec.cache.alias:
             self._held[at] = (latent.latent_row(key_1HTD, value_1HTD), None)
-            # transformers now expands every row it gets, for nobody: one is the least it can expand.
+            # transformers now expands every row it gets, needlessly: one is the least it can expand.
             return key_1HTD[:, :, :1], value_1HTD[:, :, :1]
         k_THD = key_1HTD[0].transpose(0, 1)
         table = self._rotates_when_read(at)

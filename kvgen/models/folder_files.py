@@ -31,7 +31,7 @@ DEPTH = 64
 """Most brackets inside one another."""
 
 FILE_KEYS = re.compile(r"(.*_)?files?|transformers_weights|init_inputs|vocab|merges")
-"""Keys of settings whose strings are names of files to whoever reads them."""
+"""Keys of settings whose strings are names of files to their readers."""
 
 UNREAD = "special_tokens_map_file"
 """A key of this kind that nobody reads: many tokenizers still hold a path of the machine that made them."""

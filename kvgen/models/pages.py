@@ -103,7 +103,7 @@ def check_matches(spec: Spec, shape: ModelShape) -> None:
 
 
 def unknown_beforehand(spec: Spec) -> list[Diagnostic]:
-    """What somebody would have to know of K and V before there is any (``models.calibrate`` finds it)."""
+    """What would have to be known of K and V before there is any (``models.calibrate`` finds it)."""
     found = []
     for side in spec.cache.fields:
         for part in spec.segments(side):

@@ -21,7 +21,7 @@ class Preset:
     k: Mapping[str, Any]
     v: Mapping[str, Any]
     page_size: int = 16
-    """Tokens of a page where nobody asks for others."""
+    """Tokens of a page where no others are asked for."""
     rest: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of [cache]."""
 

@@ -241,7 +241,8 @@ def _outer(outer: Any, path: str, problems: Problems) -> tuple[str, ...] | None:
         return None
     if outer in ({}, {"head": 1}):
         return tuple(outer)
-    note(problems, f"{path}.outer", outer, "an outer scale is one number or one a head", "{} or {head = 1}")
+    reason = "an outer scale is one number, or one per head"
+    note(problems, f"{path}.outer", outer, reason, "{} or {head = 1}")
     return None
 
 

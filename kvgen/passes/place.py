@@ -2,7 +2,7 @@
 
 Built from the innermost axis outwards. Axes right of ``page`` get constant strides; ``page``
 itself and axes left of it get strides that a launcher passes at run time, because they depend
-on the size of the pool or on whoever owns the buffer.
+on the size of the pool or on who owns the buffer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keys that are stored unrotated, rotated to their positions when attention reads them.
 
-A tile is loaded, widened to f32, turned by the table's row of each key's position and brought to the type of
+A tile is loaded, widened to f32, rotated by the table's row of each key's position and brought to the type of
 the dot. Elements that turn together are two operands ("lanes"): halves of a row are tiles of their own,
 neighbours are the even and odd elements of one tile, nibbles of a byte are halves already. A scale for the
 whole row passes through a rotation, so scales still multiply the score column.

@@ -45,7 +45,7 @@ def append(
     """Store tokens in place: k [T, kv_heads, head_dim], v [T, kv_heads, v_head_dim] at slots int64 [T].
 
     Slot s is token ``s % page_size`` of page ``s // page_size``; -1 is skipped. Inputs are f32, f16, or
-    uint16 holding bf16. Where the spec rotates K at append, each row is turned by its position's row of
+    uint16 holding bf16. Where the spec rotates K at append, each row is rotated by its position's row of
     ``params["rope_table"]``; where V is a part of K, ``v_THD`` is None. Writes the bytes of those slots and
     of their scales, no other. Raises ``ArgumentError`` for a slot outside the pool, a slot twice, or a
     missing static scale.

@@ -43,7 +43,7 @@ Reply = TypeVar("Reply")
 class Arena:
     """Runs the candidates of one op in a process of their own; a failure ends the candidate only.
 
-    A build that is gone when it should run (somebody emptied the cache) is made again, once.
+    A build that is gone when it should run (the cache was emptied) is made again, once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""call_params: values for a call's parameters where nobody brings any: tests, tuner, bench, GPU check."""
+"""call_params: values for a call's parameters where none are given: tests, tuner, bench, GPU check."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _same(
 
 
 def exactly_read(quant: QuantSpec) -> bool:
-    """Whether a value is one product, rounded once: the same bits whoever multiplies."""
+    """Whether a value is one product, rounded once: the same bits on every machine."""
     parts = [own for _, own in quant.segments] or [quant]
     sums = any(part.affine or part.outer is not None for part in parts)
     return not (sums or quant.transform or quant.mean)

@@ -38,7 +38,7 @@ def steps(raw: RawSpec, *, few: bool) -> list[list[tuple[int, int]]]:
 
 
 def append(library: Library, variant: str, seed: int, rows_of: Rows, fill: int) -> Iterator[Step]:
-    """Every step of ``steps``. ``rows_of`` draws rows, ``fill`` is the byte of what nobody has written."""
+    """Every step of ``steps``. ``rows_of`` draws rows, ``fill`` is the byte of what has not been written."""
     spec, record, rng = library.spec, library.record, np.random.default_rng(seed)
     raw = spec.cache.raw
     assert raw is not None

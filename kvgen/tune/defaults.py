@@ -1,4 +1,4 @@
-"""The schedule of an op that nobody has tuned: the target's seed, made to fit the spec, with pinned knobs."""
+"""The schedule of an op that was not tuned: the target's seed, made to fit the spec, with pinned knobs."""
 
 from __future__ import annotations
 

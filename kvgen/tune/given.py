@@ -1,4 +1,4 @@
-"""given: scales and means for caches where nobody brings any: checks, tuner, bench, tests."""
+"""given: scales and means for caches where none are given: checks, tuner, bench, tests."""
 
 from __future__ import annotations
 

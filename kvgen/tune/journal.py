@@ -5,7 +5,7 @@ next one does not do it again: a line is known by its kind and by *all* that its
 key; or binary, variant or bucket, budget, protocol, device), never by its place in a list.
 
 The file is only ever appended to. Its first line says what it is about; a file that is about something else,
-or that holds what nobody wrote so, is set aside. A line that breaks off was being written when the process
+or that holds what no tuner wrote, is set aside. A line that breaks off was being written when the process
 was killed: it is skipped, the rest is used, and a line "torn" after it says that this was seen.
 """
 

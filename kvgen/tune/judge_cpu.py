@@ -151,7 +151,7 @@ class CpuJudge:
     ) -> Candidate:
         """The finalist with the best paired ratios to the base that loses in no bucket; else the base.
 
-        Whoever it is, all its variants are right. ``ToolchainError`` where nobody's are.
+        Whichever it is, all its variants are right. ``ToolchainError`` where no candidate's are.
         """
         rivals = sorted(
             (c for c in pool if c.alive and c is not base and log_mean(c, base, workloads) < NEAR),
@@ -179,7 +179,7 @@ class CpuJudge:
                     base.times[name], rival.ratios[name] = found.first_s, found.ratio
                 _scale(pool, base)
                 return rival
-        # The base, unless it is wrong in a variant that was not timed; then whoever is right and fastest.
+        # The base, unless it is wrong in a variant that was not timed; then the fastest that is right.
         others = sorted((c for c in pool if c is not base), key=lambda c: log_mean(c, base, workloads))
         for candidate in (base, *others):
             if candidate.alive and self._check_variants(candidate):

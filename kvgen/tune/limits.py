@@ -1,4 +1,4 @@
-"""Time limits that follow what good candidates took: a hanging one costs little, a slow machine nobody."""
+"""Time limits that follow what good candidates took: a hanging one costs little, a slow machine none."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ Raw = dict[str, Any]
 NARROWER = (512, 384, 320, 256, 192, 128, 96, 64)
 """Head dimensions that are tried, the widest first."""
 
+NARROWED = "head_dim = "
+
 SHOWN = ("head_dim", "v_head_dim", "q_dtype", "k_format", "v_format", "group", "page_size")
 """Facts that a refusal tells."""
 
@@ -29,15 +31,19 @@ def refusal(template: str, facts: Mapping[str, Knob], ways: tuple[str, ...]) -> 
 
 
 def ways(spec: Spec, fits: Callable[[Spec], bool]) -> Iterator[str]:
-    """The changes of ``changes`` after which ``fits`` says yes, in words."""
+    """The changes of ``changes`` after which ``fits`` says yes, in words; of head dimensions the widest."""
     from kvgen.passes.validate import validate
 
+    narrowed = False
     for words, raw in changes(spec):
+        if narrowed and words.startswith(NARROWED):
+            continue
         try:
             changed = validate(raw)
         except SpecError:
             continue
         if fits(changed):
+            narrowed |= words.startswith(NARROWED)
             yield words
 
 
@@ -54,7 +60,7 @@ def changes(spec: Spec) -> Iterator[tuple[str, Raw]]:
             yield words, found
     for width in NARROWER:
         if (found := _edited(raw, _width(width))) is not None:
-            yield f"head_dim = {width}", found
+            yield f"{NARROWED}{width}", found
     if (found := _edited(raw, _query, _stored("bf16"))) is not None:
         yield 'q_dtype = "bf16" and format = "bf16"', found
 

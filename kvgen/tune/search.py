@@ -2,8 +2,8 @@
 
 What differs by backend is in two classes, the judges. The winner is one schedule for all workloads, because
 a library holds one for each op; beside it stand the winners of single buckets among the candidates with the
-same numerics knobs, for whoever dispatches by workload. Numerics knobs (tile, split) therefore have one value
-for all buckets of a (spec, op).
+same numerics knobs, for a caller that dispatches by workload. Numerics knobs (tile, split) therefore have one
+value for all buckets of a (spec, op).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Search:
         self._judge.prove(fresh)
 
     def _note(self, journal: Journal, candidate: Candidate) -> None:
-        """The candidate's end, for whoever studies what was tried."""
+        """The candidate's end, for a reader who studies what was tried."""
         trial = candidate.trial().to_dict()
         key = {"schedule": trial.pop("schedule"), "effort": self.effort}
         journal.add("trial", key, **trial)

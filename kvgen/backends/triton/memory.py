@@ -1,7 +1,7 @@
 """The memory behind tensor arguments, found without importing torch or numpy's torch bridge.
 
 A kernel sees addresses, so what travels to the interpreter is memory, not tensors: the whole storage
-of every argument, once. Two views of one slab then alias there as they do here, whoever made them
+of every argument, once. Two views of one slab then alias there as they do here, no matter who made them
 (two torch views, a numpy array over a torch tensor), and strides and offsets need no care.
 """
 

@@ -52,7 +52,7 @@ class Flex:
         """One attention."""
         mask, scale = self._masks[turn % self.sets], self.scene.shape.scale
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # inductor's advice to whoever compiles
+            warnings.simplefilter("ignore")  # inductor's advice to the one who compiles
             self._out = compiled()(self._q, self._k, self._v, block_mask=mask, scale=scale, enable_gqa=True)
 
     def results(self, turn: int) -> dict[str, Tensor]:
