@@ -68,7 +68,7 @@ def border(folder: Path) -> Path:
 def check_name(folder: Path, where: str, name: Any) -> None:
     """Refuse the name of a file, which ``where`` gives, if it leads out of ``folder``."""
     hint = "give the name of a file inside the folder"
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not isinstance(name, str) or not 0 < len(name) < 256 or not name.isprintable():
         raise ArgumentError(f"{folder}: {where} = {shown(name)}: not the name of a file; {hint}")
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ArgumentError(f"{folder}: {where} = {shown(name)}: leads out of the folder; {hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ def kind_of(table: dict[str, Any]) -> str:
     return str(table.get("rope_type") or table.get("type") or "default")
 
 
+def named(word: str) -> str:
+    """A plain word as it is, and anything else as JSON."""
+    return word if re.fullmatch(r"\w{1,40}", word, re.ASCII) else shown(word)
+
+
 def rope_obstacles(config: dict[str, Any], *, by_type: bool) -> list[str]:
     """What stands in tables of RoPE and is not computed here.
 
@@ -95,10 +101,10 @@ def rope_obstacles(config: dict[str, Any], *, by_type: bool) -> list[str]:
         if kind not in FIXED or "mrope_section" in table:
             name = kind if kind not in FIXED else "mrope"
             why = OTHERS.get(name, f"the kinds that are served are {', '.join(FIXED)}")
-            found.append(f"{where}: RoPE of kind {name}: {why}")
+            found.append(f"{where}: RoPE of kind {named(name)}: {why}")
             continue
         if table.get("type", kind) != kind:
-            found.append(f"{where}: rope_type = {kind} and type = {table['type']}: keep one of them")
+            found.append(f"{where}: rope_type = {kind} and type = {shown(table['type'])}: keep one of them")
         known = {**ANYWHERE, **FIXED[kind], **(YARN if kind == "yarn" else {}), LENGTH: _LENGTH}
         found += [
             f"{where}.{key} = {shown(table[key])}: no setting of RoPE of kind {kind}"

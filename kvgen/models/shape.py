@@ -12,7 +12,7 @@ from kvgen.models.families import FAMILIES, FEATURES, Family
 from kvgen.models.fields import check_fields
 from kvgen.models.folder_files import CONFIG, read_json, refusal, shown
 from kvgen.models.other_keys import EMPTY, other_keys
-from kvgen.models.rope_fields import LAYER_TYPES, check_rope, rope_obstacles
+from kvgen.models.rope_fields import LAYER_TYPES, check_rope, named, rope_obstacles
 from kvgen.models.together import check_together, check_types
 
 
@@ -95,7 +95,8 @@ def _obstacles(config: dict[str, Any], family: Family) -> list[str]:
             found.append(f"use_sliding_window = false: {family.model} always uses sliding_window = {window}")
     kinds = sorted(set(given.get("layer_types", ())) - set(LAYER_TYPES))
     if kinds:
-        found.append(f"layer_types: {', '.join(kinds)}, and only {' and '.join(LAYER_TYPES)} are served")
+        names = ", ".join(map(named, kinds[:4]))
+        found.append(f"layer_types: {names}, and only {' and '.join(LAYER_TYPES)} are served")
     for key, what in FEATURES.items():
         if key in given and key not in family.features and not _plain(config, key, family):
             name = shown(config["model_type"])

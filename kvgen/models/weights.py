@@ -53,11 +53,15 @@ def weight_files(folder: Path, config: dict[str, Any]) -> list[str]:
 
     ``ArgumentError`` where there are none, or an index names what is missing or lies outside.
     """
-    single = config.get("transformers_weights") or SINGLE
-    if isinstance(single, str) and not single.endswith(INDEX) and check_file(folder, single):
-        return [single]
-    index = single if isinstance(single, str) and single.endswith(".json") else INDEX
-    found = read_json(folder, index, LARGE)
+    other = config.get("transformers_weights")
+    if other is not None:
+        hint = "give the file that name, and leave the key out"
+        raise refusal(
+            folder / CONFIG, "transformers_weights", other, f"only {SINGLE} or {INDEX} is read", hint
+        )
+    if check_file(folder, SINGLE) is not None:
+        return [SINGLE]
+    found = read_json(folder, INDEX, LARGE)
     if found is None:
         raise ArgumentError(
             f"{folder}: no *.safetensors by the name of {SINGLE} or {INDEX}; no other is read"
@@ -65,14 +69,14 @@ def weight_files(folder: Path, config: dict[str, Any]) -> list[str]:
     table = found.get("weight_map")
     if not isinstance(table, dict) or not table:
         raise refusal(
-            folder / index, "weight_map", table, "not a table", "give each weight the name of its file"
+            folder / INDEX, "weight_map", table, "not a table", "give each weight the name of its file"
         )
     for name, file in table.items():
-        check_name(folder, f"{index}: weight_map.{name}", file)
+        check_name(folder, f"{INDEX}: weight_map.{name}", file)
     names = sorted(set(table.values()))
     for file in names:
         if check_file(folder, file) is None:
-            raise ArgumentError(f"{folder / file}: cannot be read: {index} names it, but it is missing")
+            raise ArgumentError(f"{folder / file}: cannot be read: {INDEX} names it, but it is missing")
     return names
 
 

@@ -60,11 +60,27 @@ def test_an_index_that_names_a_folder_behind_a_link(sharded: Path, tmp_path: Pat
         load_model(sharded)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/dev/zero.safetensors"])
-def test_weights_that_a_config_names_outside(sharded: Path, name: str) -> None:
-    _lead_out(sharded, "outside.safetensors")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../outside.safetensors", "leads out of the folder"),
+        ("/dev/zero.safetensors", "leads out of the folder"),
+        ("other.safetensors", r"only model\.safetensors or .* is read; give the file that name"),
+        (5, r"only model\.safetensors or"),
+    ],
+)
+def test_weights_that_a_config_names(sharded: Path, name: object, reason: str) -> None:
     change_config(sharded, transformers_weights=name)
-    with pytest.raises(ArgumentError, match=r"transformers_weights = .*: leads out of the folder"):
+    with pytest.raises(ArgumentError, match=rf"transformers_weights = .*: {reason}"):
+        load_model(sharded)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 256, 5, None, ["a"]])
+def test_names_that_are_none(sharded: Path, name: object) -> None:
+    table = json.loads((sharded / INDEX).read_text())
+    table["weight_map"]["lm_head.weight"] = name
+    (sharded / INDEX).write_text(json.dumps(table))
+    with pytest.raises(ArgumentError, match=r"weight_map\.lm_head\.weight = .*: not the name of a file"):
         load_model(sharded)
 
 
