@@ -12,6 +12,7 @@ from kvgen.ir import Schedule, Spec
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
 from kvgen.library import Library
+from kvgen.names import told
 from kvgen.passes.place import place
 from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
@@ -64,7 +65,8 @@ def assemble(
     pins = _pins(schedule)
     unknown = [op for op in pins if op not in OPS]
     if unknown:
-        raise ArgumentError(f"schedule[{brief(unknown[0])}]: no such op; the ops are {', '.join(OPS)}")
+        hint = told(unknown[0], OPS)
+        raise ArgumentError(f"schedule[{brief(unknown[0])}]: no such op; {hint}The ops are {', '.join(OPS)}")
     chosen = {op: default_schedule(backend, op, spec, resolved, pins.get(op, {})) for op in OPS}
     workloads: dict[str, dict[str, Schedule]] = {}
     if tune != "off":

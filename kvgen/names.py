@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 FORMATS = {
-    "float32": "f32", "fp32": "f32", "float": "f32", "single": "f32",
+    "float64": "f32", "fp64": "f32", "f64": "f32", "double": "f32", "float32": "f32", "fp32": "f32",
+    "float": "f32", "single": "f32",
     "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16", "bfloat": "bf16", "auto": "bf16",
     "fp8": "e4m3", "float8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e4m3fn": "e4m3", "float8_e4m3": "e4m3",
     "float8_e4m3fn": "e4m3", "e4m3fn": "e4m3", "fp8e4nv": "e4m3", "fp8_ds_mla": "e4m3",
@@ -133,6 +134,12 @@ def suggest(name: Any, known: Collection[str], kind: tuple[Mapping[str, str], ..
 def _plain(name: str) -> str:
     text = re.sub(r"[\s.-]+", "_", name[:40].strip(" \t\n'\"").lower().removeprefix("torch."))
     return text.strip("_")
+
+
+def told(name: Any, known: Collection[str], kind: tuple[Mapping[str, str], ...] = ()) -> str:
+    """``did you mean X? `` of ``suggest``, to stand before the list of what there is; empty where none is."""
+    meant = suggest(name, known, kind)
+    return f"did you mean {meant}? " if meant else ""
 
 
 def layout_of(text: Any) -> str | None:

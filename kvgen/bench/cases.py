@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.errors import ArgumentError
-from kvgen.names import suggest
+from kvgen.names import told
 
 ATTENTION = ("decode", "prefill")
 
@@ -126,8 +126,7 @@ def choose(names: Sequence[str]) -> list[Case]:
     for name in names:
         found = [case for case in CASES.values() if name in (case.name, case.op)]
         if not found:
-            meant = suggest(name, CASES)
-            hint = f"did you mean {meant}? " if meant else ""
+            hint = told(name, CASES)
             raise ArgumentError(f"--case {name}: no such case; {hint}--list-cases shows all")
         chosen |= {case.name: case for case in found}
     return list(chosen.values()) if names else list(CASES.values())

@@ -10,6 +10,7 @@ import typer
 from kvgen.commands import output
 from kvgen.commands.options import AsJson, Pins, SpecPath, TargetName, assembled, chosen_ops, read_spec
 from kvgen.errors import ArgumentError
+from kvgen.names import told
 
 if TYPE_CHECKING:
     from kvgen.library import Library
@@ -39,7 +40,9 @@ def run(
     all others work without compiler, GPU, torch and triton.
     """
     if stage and stage not in STAGES:
-        raise ArgumentError(f"--stage {stage}: no such stage; there are {', '.join(STAGES)}")
+        raise ArgumentError(
+            f"--stage {stage}: no such stage; {told(stage, STAGES)}There are {', '.join(STAGES)}"
+        )
     ops = chosen_ops([op])
     if len(ops) != 1:
         raise ArgumentError(f"--op {op}: explain shows one op at a time")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.errors import ABSENT, ArgumentError, Diagnostic, SpecError, brief
-from kvgen.names import suggest
+from kvgen.names import told
 
 if TYPE_CHECKING:
     from kvgen.ir import Spec
@@ -89,8 +89,7 @@ def chosen_ops(names: Sequence[str] | None) -> tuple[str, ...]:
     wanted = [name.strip() for text in names or () for name in text.split(",")]
     for name in wanted:
         if name not in OPS:
-            meant = suggest(name, OPS)
-            hint = f"did you mean {meant}? " if meant else ""
+            hint = told(name, OPS)
             raise ArgumentError(f"--op {name}: no such op; {hint}The ops are {', '.join(OPS)}")
     return tuple(op for op in OPS if op in wanted) if wanted else OPS
 

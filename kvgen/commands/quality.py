@@ -12,6 +12,7 @@ from kvgen.commands.options import AsJson, read_spec
 from kvgen.commands.progress import progress
 from kvgen.commands.run import ModelName, PageSize, Threads
 from kvgen.errors import ArgumentError
+from kvgen.names import FORMAT, told
 
 if TYPE_CHECKING:
     from kvgen.ir import Spec
@@ -63,7 +64,8 @@ def run(
     context is stored before any query reads it.
     """
     if q_dtype not in Q_DTYPES:
-        raise ArgumentError(f"--q-dtype {q_dtype}: give one of {', '.join(Q_DTYPES)}")
+        hint = told(q_dtype, Q_DTYPES, FORMAT)
+        raise ArgumentError(f"--q-dtype {q_dtype}: no such type; {hint}There are {', '.join(Q_DTYPES)}")
     wanted = [_preset_or_spec(kind, page_size) for kind in kinds or USUAL]
     from kvgen.models.quality import default_text, measure
     from kvgen.models.quality_plot import draw, need_plot

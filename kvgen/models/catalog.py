@@ -19,7 +19,7 @@ from kvgen.errors import ArgumentError, KvgenError, ToolchainError
 from kvgen.models.extras import package_folder, require
 from kvgen.models.folder_files import check_file, check_name, read_json, reason_of
 from kvgen.models.gguf_file import Advance, convert
-from kvgen.names import suggest
+from kvgen.names import told
 
 CONVERSION = 1
 """Part of a converted folder's name: raised when ``convert`` writes something else than before."""
@@ -56,8 +56,7 @@ def find_model(name: str, advance: Advance = lambda done, total: None) -> Path:
         return folder
     if folder.exists():
         raise ArgumentError(f"--model {name}: a file; give the folder that holds config.json")
-    meant = suggest(name, PACKAGED)
-    hint = f"did you mean {meant}? " if meant else ""
+    hint = told(name, PACKAGED)
     raise ArgumentError(
         f"--model {name}: no such folder or model; {hint}"
         f"Give the folder of a checkpoint (config.json, *.safetensors) or one of {', '.join(PACKAGED)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgen.errors import ArgumentError
+from kvgen.names import FORMAT, told
 
 ROW = {"tok": 1, "head": 1}
 """A scale for each token and head."""
@@ -75,4 +76,5 @@ PAGES: dict[str, Preset] = {
 def check_pages(pages: str, option: str = "--pages") -> None:
     """Refuse what is no key of ``PAGES`` with an ``ArgumentError``, before any model is loaded for it."""
     if pages not in PAGES:
-        raise ArgumentError(f"{option} {pages}: give one of {', '.join(PAGES)}")
+        hint = told(pages, PAGES, FORMAT)
+        raise ArgumentError(f"{option} {pages}: no such pages; {hint}There are {', '.join(PAGES)}")

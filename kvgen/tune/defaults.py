@@ -8,6 +8,7 @@ from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
+from kvgen.names import told
 from kvgen.tune.nearest import ways
 from kvgen.tune.space import Space, load_space, space_of, spec_facts
 
@@ -28,7 +29,8 @@ def default_in(space: Space, op: str, spec: Spec, target: Target, pins: Mapping[
     for knob, value in pins.items():
         if knob not in space.knobs:
             raise ArgumentError(
-                f"schedule[{op!r}][{brief(knob)}]: no such knob; {op} has {', '.join(space.knobs) or 'none'}"
+                f"schedule[{op!r}][{brief(knob)}]: no such knob; {told(knob, space.knobs)}"
+                f"{op} has {', '.join(space.knobs) or 'none'}"
             )
         if type(value) is not type(space.knobs[knob][0]):
             raise ArgumentError(

@@ -140,3 +140,28 @@ def test_closed_pipe(repo_root: Path, words: list[str]) -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("explain", "SPEC", "--target", "H100"), "did you mean 'sm_90'?"),
+        (("explain", "SPEC", "--op", "Decode"), "did you mean decode?"),
+        (("explain", "SPEC", "--stage", "adresses"), "did you mean address?"),
+        (("explain", "SPEC", "--pin", "decode.split=64"), "did you mean split_tokens?"),
+        (("explain", "SPEC", "--pin", "dekode.tile=64"), "did you mean decode?"),
+        (("quality", "int8", "--model", "smollm2", "--q-dtype", "float16"), "did you mean f16?"),
+        (("quality", "fp8_e4m3", "--model", "smollm2"), "did you mean fp8?"),
+        (("run", "--model", "smollm2", "--pages", "bfloat16", "x"), "did you mean bf16?"),
+        (("bench", "SPEC", "--case", "decode-8x4069"), "did you mean decode-8x4096?"),
+        (("bench", "SPEC", "--peers", "vlm"), "did you mean vllm"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_options_lead_to_the_nearest_name(
+    kvgen: Any, words: tuple[str, ...], hint: str, repo_root: Path
+) -> None:
+    given = [str(repo_root / "examples/llama3-8b-int8.toml") if word == "SPEC" else word for word in words]
+    result = kvgen(*given)
+    assert result.exit_code == 2
+    assert hint in " ".join(result.stderr.split()), result.stderr

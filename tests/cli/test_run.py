@@ -178,7 +178,7 @@ def test_a_spec_of_ones_own(kvgen: Kvgen, kvgen_json: Kvgen, tiny: Path, tmp_pat
     [
         ([], "PROMPT: none given"),
         (["x", "--top-p", "0.5"], "--temperature above 0"),
-        (["x", "--pages", "int5"], "give one of f32, bf16, int8"),
+        (["x", "--pages", "int5"], "There are f32, bf16, int8"),
         (["--ids", "1,two"], "write token numbers with commas"),
         (["--ids", "1", "--chat"], "a template needs a text"),
         (["--ids", "97"], "token ids are 0 to 96"),
@@ -220,7 +220,10 @@ def test_unknown_pages_are_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr("kvgen.models.session.load", lambda *given, **more: pytest.fail("it was loaded"))
     done = kvgen(*words, "-m", tiny, "--pages", "int5")
-    assert done.exit_code == 2 and "--pages int5: give one of f32, bf16, int8" in done.stderr
+    assert (
+        done.exit_code == 2
+        and "--pages int5: no such pages; did you mean int8? There are f32, bf16, int8" in done.stderr
+    )
 
 
 def test_prompts_are_utf8_whatever_the_locale(kvgen_json: Kvgen, kvgen: Kvgen, tiny: Path) -> None:

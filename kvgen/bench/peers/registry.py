@@ -15,7 +15,7 @@ from typing import cast
 from kvgen.bench.contender import Contender, Scene
 from kvgen.errors import ArgumentError
 from kvgen.ir import Spec
-from kvgen.names import suggest
+from kvgen.names import told
 
 ANY = ("decode", "prefill")
 
@@ -116,8 +116,7 @@ def choose(names: Sequence[str], no_peers: bool = False) -> list[Peer]:
         raise ArgumentError(f"--peers {wanted[0]}: --no-peers as well; give one of the two")
     for name in wanted:
         if name != "all" and name not in PEERS:
-            meant = suggest(name, PEERS)
-            hint = f"did you mean {meant}? " if meant else ""
+            hint = told(name, PEERS)
             raise ArgumentError(f"--peers {name}: no such peer; {hint}--list-peers shows all")
         if name != "all" and not PEERS[name].installed:
             peer = PEERS[name]
