@@ -42,10 +42,10 @@ class Rule:
 
     def fault(self, value: Any) -> str:
         """Why ``value`` cannot be; empty where it can."""
-        if value is None:
-            return "" if self.null else f"not {WORDS[self.kind]}"
+        if value is None and self.null:
+            return ""
         if not HOLDS[self.kind](value):
-            return f"not {WORDS[self.kind]}"
+            return "not a boolean" if self.kind == "flag" else f"not {WORDS[self.kind]}"
         if self.kind not in ("integer", "number"):
             return ""
         if not math.isfinite(value if abs(value) < 2**1000 else math.inf):

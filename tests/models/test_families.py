@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kvgen.models.extras import installed
 from kvgen.models.families import FAMILIES
 from kvgen.models.pages import specs_for
 from kvgen.runtime.engine import Engine
-from tests.support.checkpoints import FAMILY_SHAPES, VOCABULARY, seeded
+from tests.support.checkpoints import FAMILY_SHAPES, VOCABULARY, make_checkpoint, seeded
 from tests.support.engines import library
 from tests.support.tiny_engine import poison
 
@@ -32,11 +33,11 @@ def prompts() -> list[list[int]]:
         return [torch.randint(VOCABULARY, (n,)).tolist() for n in LENGTHS]
 
 
-def eager(module: Any) -> list[list[int]]:
+def eager(module: Any, **options: Any) -> list[list[int]]:
     made = []
     with other_attention(module, "eager"), torch.inference_mode():
         for prompt in prompts():
-            found = module.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
+            found = module.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, **options)
             made.append(found[0, len(prompt) :].tolist())
     return made
 
@@ -54,6 +55,20 @@ def test_greedy_tokens_are_those_of_eager(checkpoint: Any, family: str) -> None:
     # With too few pages for all, some give theirs up and compute anew.
     engine = Engine(model, libraries, num_pages=16, max_batch=7, chunk=64)
     assert engine.generate(prompts(), max_new_tokens=NEW) == want
+
+
+def test_a_window_of_one_key_sees_that_key(tmp_path: Path) -> None:
+    """``sliding_window = 1`` is the token's own key; a window of 0 earlier keys is not "no window"."""
+    shape = FAMILY_SHAPES["mistral"] | {"sliding_window": 1}
+    model = load_model(make_checkpoint(tmp_path, family="mistral", **shape))
+    assert [layer.window for layer in model.shape.layers] == [0, 0]
+    libraries = [library("portable", spec) for spec in specs_for(model.shape, page_size=4)]
+    engine = Engine(model, libraries, num_pages=128, max_batch=4, chunk=20)
+    poison(engine.layers)
+    assert engine.generate(prompts(), max_new_tokens=NEW) == eager(
+        model.module,
+        use_cache=False,  # transformers' own cache keeps all keys instead of none for such a window
+    )
 
 
 def without_window(module: Any) -> None:

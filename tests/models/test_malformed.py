@@ -56,7 +56,7 @@ CONFIGS: list[tuple[str, str, dict[str, Any], str]] = [
     ("gqa-tied", "rms_norm_eps", {"rms_norm_eps": "small"}, "not a number; give a number from 0 to 1"),
     ("gqa-tied", "rms_norm_eps", {"rms_norm_eps": float("nan")}, "not a finite number"),
     ("gqa-tied", "hidden_act", {"hidden_act": "swish9"}, "no activation of transformers; give one of"),
-    ("gqa-tied", "tie_word_embeddings", {"tie_word_embeddings": 1}, "not true or false; give true or false"),
+    ("gqa-tied", "tie_word_embeddings", {"tie_word_embeddings": 1}, "not a boolean; give true or false"),
     ("gqa-tied", "architectures", {"architectures": "Llama"}, "not a list of strings"),
     (
         "gqa-tied",
