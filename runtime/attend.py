@@ -8,14 +8,16 @@ from kvgen.runtime.base import Tensor
 from kvgen.runtime.cache import torch_dtype
 from kvgen.runtime.layers import Layer
 from kvgen.runtime.params import ROPE
+from kvgen.runtime.renamed import accept_former_names
 from kvgen.runtime.step import Part, Step
 
 
+@accept_former_names
 def attend(
     layer: Layer,
-    q_THD: Tensor,
-    k_THD: Tensor,
-    v_THD: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
     step: Step,
     *,
     scale: float | None = None,
@@ -38,24 +40,24 @@ def attend(
     if library.spec.cache.raw is not None:
         table, lens, starts = step.page_table_BP, step.kv_lens_B, step.q_starts_B1
         tables = {"page_table": table, "kv_lens": lens, "q_starts": starts}
-        library.append(cache, k_THD, v_THD, **tables, params=turned)
+        library.append(cache, k, v, **tables, params=turned)
     elif turned is not None:
-        library.append(cache, k_THD, v_THD, step.slots_T, step.positions32_T, params=turned)
+        library.append(cache, k, v, step.slots_T, step.positions32_T, params=turned)
     else:
-        library.append(cache, k_THD, v_THD, step.slots_T)
-    q = q_THD.to(torch_dtype(att.q_dtype))
-    out = q.new_empty(q.shape[0], att.q_heads, att.v_head_dim)
+        library.append(cache, k, v, step.slots_T)
+    q_THD = q.to(torch_dtype(att.q_dtype))
+    out = q_THD.new_empty(q_THD.shape[0], att.q_heads, att.v_head_dim)
     if part := step.decode_part:
         # The kernel for one row a request is the quicker one.
         starts = None if step.decode_rows == step.num_decode else part.q_starts_B1
         where = (part.page_table_BP, part.kv_lens_B, starts)
         own = _of_part(layer, params, part)
-        library.decode(q[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
+        library.decode(q_THD[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
     if part := step.prefill_part:
         where = (part.page_table_BP, part.kv_lens_B, part.q_starts_B1)
         own = _of_part(layer, params, part)
-        library.prefill(q[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
-    return out.to(q_THD.dtype)
+        library.prefill(q_THD[part.rows], cache, *where, out=out[part.rows], scale=scale, params=own)
+    return out.to(q.dtype)
 
 
 def _of_part(layer: Layer, params: Mapping[str, Tensor] | None, part: Part) -> Mapping[str, Tensor] | None:

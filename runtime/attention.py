@@ -18,18 +18,20 @@ from kvgen.runtime.base import OpsBase, Tensor, output_values
 from kvgen.runtime.cache import Cache, torch_dtype
 from kvgen.runtime.params import ROPE, SINK, bind, is_static, static_key
 from kvgen.runtime.raw_checks import check_read
+from kvgen.runtime.renamed import accept_former_names
 
 
 class AttentionOps(OpsBase):
     """``decode`` and ``prefill``."""
 
+    @accept_former_names
     def decode(
         self,
-        q_BHD: Tensor,
+        q: Tensor,
         cache: Cache,
-        page_table_BP: Tensor,
-        kv_lens_B: Tensor,
-        q_starts_B1: Tensor | None = None,
+        page_table: Tensor,
+        kv_lens: Tensor,
+        q_starts: Tensor | None = None,
         *,
         out: Tensor | None = None,
         lse: Tensor | None = None,
@@ -47,28 +49,22 @@ class AttentionOps(OpsBase):
         Returns out like q with v_head_dim, and lse (rows, q_heads) f32 in base 2.
         """
         if params is not None or finalize is not True or self._wanted:
-            params = self._parts(params, finalize, q_BHD)
+            params = self._parts(params, finalize, q)
         if isinstance(cache, Cache) and cache.traced():
-            given = (
-                q_BHD,
-                *cache.planes.values(),
-                page_table_BP,
-                kv_lens_B,
-                *self._ordered(params),
-                q_starts_B1,
-            )
+            given = (q, *cache.planes.values(), page_table, kv_lens, *self._ordered(params), q_starts)
             return _into(cache.ops.decode(*given, scale=scale, num_threads=num_threads), out, lse)
-        variant = "single" if q_starts_B1 is None else "multi"
-        tensors = (q_BHD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
+        variant = "single" if q_starts is None else "multi"
+        tensors = (q, q_starts, page_table, kv_lens, out, lse)
         return self._attend("decode", variant, cache, tensors, workspace, scale, params, num_threads)
 
+    @accept_former_names
     def prefill(
         self,
-        q_THD: Tensor,
+        q: Tensor,
         cache: Cache,
-        page_table_BP: Tensor,
-        kv_lens_B: Tensor,
-        q_starts_B1: Tensor,
+        page_table: Tensor,
+        kv_lens: Tensor,
+        q_starts: Tensor,
         *,
         out: Tensor | None = None,
         lse: Tensor | None = None,
@@ -84,29 +80,23 @@ class AttentionOps(OpsBase):
         ``decode``.
         """
         if params is not None or finalize is not True or self._wanted:
-            params = self._parts(params, finalize, q_THD)
+            params = self._parts(params, finalize, q)
         if isinstance(cache, Cache) and cache.traced():
-            given = (
-                q_THD,
-                *cache.planes.values(),
-                page_table_BP,
-                kv_lens_B,
-                *self._ordered(params),
-                q_starts_B1,
-            )
+            given = (q, *cache.planes.values(), page_table, kv_lens, *self._ordered(params), q_starts)
             return _into(cache.ops.prefill(*given, scale=scale, num_threads=num_threads), out, lse)
-        check.need_starts(q_starts_B1)
-        tensors = (q_THD, q_starts_B1, page_table_BP, kv_lens_B, out, lse)
+        check.need_starts(q_starts)
+        tensors = (q, q_starts, page_table, kv_lens, out, lse)
         return self._attend("prefill", "", cache, tensors, workspace, scale, params, num_threads)
 
+    @accept_former_names
     def workspace_bytes(
         self,
         op: str,
-        q_THD: Tensor,
+        q: Tensor,
         cache: Cache,
-        page_table_BP: Tensor,
-        kv_lens_B: Tensor,
-        q_starts_B1: Tensor | None = None,
+        page_table: Tensor,
+        kv_lens: Tensor,
+        q_starts: Tensor | None = None,
         *,
         params: Mapping[str, Tensor] | None = None,
         num_threads: int | None = None,
@@ -115,12 +105,12 @@ class AttentionOps(OpsBase):
         if not isinstance(op, str) or op not in ("decode", "prefill"):
             raise ArgumentError(f"op = {brief(op)}: only decode and prefill take a workspace")
         if op == "prefill":
-            check.need_starts(q_starts_B1)
-        variant = "" if op == "prefill" else "single" if q_starts_B1 is None else "multi"
-        params = self._parts(params, True, q_THD)
-        tables = (page_table_BP, kv_lens_B, q_starts_B1)
-        values = self._attention(q_THD, cache, *tables, None, params, num_threads)
-        return self.kernel(op, variant).workspace(values) if q_THD.shape[0] else 0
+            check.need_starts(q_starts)
+        variant = "" if op == "prefill" else "single" if q_starts is None else "multi"
+        params = self._parts(params, True, q)
+        tables = (page_table, kv_lens, q_starts)
+        values = self._attention(q, cache, *tables, None, params, num_threads)
+        return self.kernel(op, variant).workspace(values) if q.shape[0] else 0
 
     def _attend(
         self,

@@ -18,6 +18,7 @@ from kvgen.runtime import places
 from kvgen.runtime.base import Tensor
 from kvgen.runtime.cache import torch_dtype
 from kvgen.runtime.params import SINK
+from kvgen.runtime.renamed import accept_former_names
 
 if TYPE_CHECKING:
     from kvgen.runtime.cache import Cache
@@ -30,15 +31,16 @@ ALIGN = 64
 """Bytes on which each part of the workspace starts."""
 
 
+@accept_former_names
 def cascade(
     library: CacheOps,
-    q_BHD: Tensor,
+    q: Tensor,
     cache: Cache,
-    prefix_table_P: Tensor,
+    prefix_table: Tensor,
     prefix_len: int | Tensor,
-    page_table_BP: Tensor,
-    kv_lens_B: Tensor,
-    q_starts_B1: Tensor | None = None,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    q_starts: Tensor | None = None,
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
@@ -56,17 +58,17 @@ def cascade(
     Raises ``UnsupportedError`` for masks and scores that read positions: the prefix has one pass for all.
     """
     _need_supported(library, cache)
-    given = (q_BHD, cache, prefix_table_P, prefix_len, page_table_BP, kv_lens_B, q_starts_B1)
+    given = (q, cache, prefix_table, prefix_len, page_table, kv_lens, q_starts)
     rows, nbytes = _check(library, *given)
     library.kernel(_op_of_prefix(library, cache, rows, num_threads), "prefix")  # or there is none, and why
     if not rows:
-        return library._outputs(out, lse, 0, q_BHD.dtype, cache.device)
+        return library._outputs(out, lse, 0, q.dtype, cache.device)
     apart = {name: t for name, t in (("out", out), ("lse", lse), ("workspace", workspace)) if t is not None}
     if workspace is not None:
         check.need_workspace(workspace, nbytes, cache.device)
     if apart:
-        read = {"q": q_BHD, "prefix_table": prefix_table_P, "page_table": page_table_BP, "kv_lens": kv_lens_B}
-        read |= {} if q_starts_B1 is None else {"q_starts": q_starts_B1}
+        read = {"q": q, "prefix_table": prefix_table, "page_table": page_table, "kv_lens": kv_lens}
+        read |= {} if q_starts is None else {"q_starts": q_starts}
         places.need_apart(apart, read | cache.fields())
     held = check.empty("workspace", (nbytes,), _bytes(), cache.device) if workspace is None else workspace
     outs, lses, starts, lens = _carve(library, held, rows)
@@ -76,11 +78,11 @@ def cascade(
     if isinstance(prefix_len, int):
         lens.fill_(prefix_len)
     how: dict[str, Any] = {"scale": scale, "params": params, "workspace": rest, "num_threads": num_threads}
-    shared = (prefix_table_P[None], lens if isinstance(prefix_len, int) else prefix_len, starts)
-    own = (page_table_BP, kv_lens_B, q_starts_B1)
+    shared = (prefix_table[None], lens if isinstance(prefix_len, int) else prefix_len, starts)
+    own = (page_table, kv_lens, q_starts)
     try:
-        _prefix(library, q_BHD, cache, shared, outs[0], lses[0], **how)
-        library.decode(q_BHD, cache, *own, out=outs[1], lse=lses[1], finalize=False, **how)
+        _prefix(library, q, cache, shared, outs[0], lses[0], **how)
+        library.decode(q, cache, *own, out=outs[1], lse=lses[1], finalize=False, **how)
     except ArgumentError:
         if workspace is not None:  # a pass knows only its part of it
             whole = cascade_workspace_bytes(library, *given, params=params, num_threads=num_threads)
@@ -90,15 +92,16 @@ def cascade(
     return library.merge(outs, lses, out=out, lse=lse, params=sinks, finalize=finalize)
 
 
+@accept_former_names
 def cascade_workspace_bytes(
     library: CacheOps,
-    q_BHD: Tensor,
+    q: Tensor,
     cache: Cache,
-    prefix_table_P: Tensor,
+    prefix_table: Tensor,
     prefix_len: int | Tensor,
-    page_table_BP: Tensor,
-    kv_lens_B: Tensor,
-    q_starts_B1: Tensor | None = None,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    q_starts: Tensor | None = None,
     *,
     params: Mapping[str, Tensor] | None = None,
     num_threads: int | None = None,
@@ -107,19 +110,19 @@ def cascade_workspace_bytes(
     import torch
 
     _need_supported(library, cache)
-    given = (q_BHD, cache, prefix_table_P, prefix_len, page_table_BP, kv_lens_B, q_starts_B1)
+    given = (q, cache, prefix_table, prefix_len, page_table, kv_lens, q_starts)
     rows, states = _check(library, *given)
     if not rows:
         return states
-    own = (page_table_BP, kv_lens_B, q_starts_B1)
-    suffix = library.workspace_bytes("decode", q_BHD, cache, *own, params=params, num_threads=num_threads)
+    own = (page_table, kv_lens, q_starts)
+    suffix = library.workspace_bytes("decode", q, cache, *own, params=params, num_threads=num_threads)
     starts = torch.tensor([0, rows], dtype=torch.int32, device=cache.device)
     lens = prefix_len
     if isinstance(prefix_len, int):
         lens = torch.tensor([prefix_len], dtype=torch.int32, device=cache.device)
-    given_params = library._parts(params, True, q_BHD)
-    tables = (prefix_table_P[None], lens, starts)
-    values = library._attention(q_BHD, cache, *tables, None, given_params, num_threads)
+    given_params = library._parts(params, True, q)
+    tables = (prefix_table[None], lens, starts)
+    values = library._attention(q, cache, *tables, None, given_params, num_threads)
     op = _op_of_prefix(library, cache, rows, num_threads)
     return states + max(suffix, library.kernel(op, "prefix").workspace(values))
 

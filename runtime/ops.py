@@ -21,6 +21,7 @@ from kvgen.runtime.params import ROPE, SINK, bind
 from kvgen.runtime.raw import copy_rows
 from kvgen.runtime.raw_append import append_requests
 from kvgen.runtime.raw_checks import check_copied_rows
+from kvgen.runtime.renamed import accept_former_names
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +33,14 @@ class CacheOps(AttentionOps):
     cascade = cascade
     cascade_workspace_bytes = cascade_workspace_bytes
 
+    @accept_former_names
     def append(
         self,
         cache: Cache,
-        k_THD: Tensor,
-        v_THD: Tensor | None,
-        slots_T: Tensor | None = None,
-        positions_T: Tensor | None = None,
+        k: Tensor,
+        v: Tensor | None,
+        slots: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
         page_table: Tensor | None = None,
         kv_lens: Tensor | None = None,
@@ -57,39 +59,39 @@ class CacheOps(AttentionOps):
         """
         if self._by_request or not (page_table is kv_lens is q_starts is None):
             tables = (page_table, kv_lens, q_starts)
-            append_requests(self, cache, k_THD, v_THD, slots_T, positions_T, tables, params)
+            append_requests(self, cache, k, v, slots, positions, tables, params)
             return
         turns = self._turns
         if isinstance(cache, Cache) and cache.traced():
-            given = [k_THD, v_THD, slots_T, positions_T, (params or {}).get(ROPE.name)]
+            given = [k, v, slots, positions, (params or {}).get(ROPE.name)]
             wanted = (True, not self.spec.cache.alias, True, turns, turns)
             cache.ops.append(
                 *(x for x, want in zip(given, wanted, strict=True) if want), *cache.planes.values()
             )
             return
         calls = None
-        if v_THD is not None and positions_T is None and params is None and not turns:
+        if v is not None and positions is None and params is None and not turns:
             calls = cache.calls if isinstance(cache, Cache) else None
-            if calls is not None and slots_T is not None and calls.append(self, k_THD, v_THD, slots_T):
+            if calls is not None and slots is not None and calls.append(self, k, v, slots):
                 return
         self._own(cache)
         import torch
 
-        rows = self._rows(cache, k_THD, v_THD)
-        tokens = k_THD.shape[0]
-        inputs = {"k": k_THD, "slots": slots_T} | ({} if v_THD is None else {"v": v_THD})
-        check.need("slots", slots_T, (torch.int64,), (tokens,), cache.device)
-        turning = self._turning(positions_T, params, tokens, slots_T, cache)
+        rows = self._rows(cache, k, v)
+        tokens = k.shape[0]
+        inputs = {"k": k, "slots": slots} | ({} if v is None else {"v": v})
+        check.need("slots", slots, (torch.int64,), (tokens,), cache.device)
+        turning = self._turning(positions, params, tokens, slots, cache)
         places.need_outside(inputs, cache.fields())
         if self._checks_values(cache):
-            check.check_slots(slots_T, cache.capacity)
+            check.check_slots(slots, cache.capacity)
         if not tokens:
             return
-        kernel = self.kernel("append", dtype_name(k_THD.dtype))
-        values = {**cache.arguments(), **rows, "slots": slots_T, "num_tokens": tokens, **turning}
+        kernel = self.kernel("append", dtype_name(k.dtype))
+        values = {**cache.arguments(), **rows, "slots": slots, "num_tokens": tokens, **turning}
         kernel.launch(values)
         if calls is not None:
-            self._remember("append", kernel, calls, (k_THD, v_THD, slots_T), (k_THD, v_THD, slots_T), values)
+            self._remember("append", kernel, calls, (k, v, slots), (k, v, slots), values)
 
     def _rows(self, cache: Cache, k: Tensor, v: Tensor | None) -> dict[str, Any]:
         """The new rows by ABI name, after their checks."""
@@ -137,10 +139,11 @@ class CacheOps(AttentionOps):
             check.check_positions(positions, slots, values["param_rope_table"].shape[0])
         return {"positions": positions, **values}
 
+    @accept_former_names
     def merge(
         self,
-        outs_NTHD: Tensor,
-        lses_NTH: Tensor,
+        outs: Tensor,
+        lses: Tensor,
         *,
         out: Tensor | None = None,
         lse: Tensor | None = None,
@@ -161,40 +164,40 @@ class CacheOps(AttentionOps):
         if not wanted and not finalize:
             finalize = True
         if wanted:
-            params = self._parts(params, finalize, outs_NTHD)
+            params = self._parts(params, finalize, outs)
         if torch.compiler.is_compiling():
             check.need_default(out=out, lse=lse)
             sinks = [(params or {}).get(param.name) for param in wanted]
-            return self.torch_ops.ops.merge(outs_NTHD, lses_NTH, *sinks)  # type: ignore[no-any-return]
+            return self.torch_ops.ops.merge(outs, lses, *sinks)  # type: ignore[no-any-return]
         # Nothing else says which device: without a tensor, ``need`` refuses outs for what it is.
-        device = getattr(outs_NTHD, "device", None)
+        device = getattr(outs, "device", None)
         floats = (torch.float32, torch.bfloat16, torch.float16)
-        check.need("outs", outs_NTHD, floats, ("N", "T", att.q_heads, att.v_head_dim), device)
-        states, tokens = outs_NTHD.shape[:2]
-        check.need("lses", lses_NTH, (torch.float32,), (states, tokens, att.q_heads), device)
+        check.need("outs", outs, floats, ("N", "T", att.q_heads, att.v_head_dim), device)
+        states, tokens = outs.shape[:2]
+        check.need("lses", lses, (torch.float32,), (states, tokens, att.q_heads), device)
         given = {name: t for name, t in (("out", out), ("lse", lse)) if t is not None}
         bound = bind(wanted, params, {"head": att.q_heads}, device)
-        out, lse = self._outputs(out, lse, tokens, outs_NTHD.dtype, device)
+        out, lse = self._outputs(out, lse, tokens, outs.dtype, device)
         if given:
             places.need_apart(given, bound)
         # One of the inputs is a fine place, state for state; a place across several is not.
-        for name, made, own, other in (("out", out, outs_NTHD, lses_NTH), ("lse", lse, lses_NTH, outs_NTHD)):
+        for name, made, own, other in (("out", out, outs, lses), ("lse", lse, lses, outs)):
             if name in given:
-                inputs = {"outs": outs_NTHD, "lses": lses_NTH}
+                inputs = {"outs": outs, "lses": lses}
                 places.need_outside(
                     {name: made},
                     {key: t for key, t in inputs.items() if t is other or not places.is_row(made, own)},
                 )
         if tokens:
-            self.kernel("merge", dtype_name(outs_NTHD.dtype)).launch(
+            self.kernel("merge", dtype_name(outs.dtype)).launch(
                 {
-                    "outs": outs_NTHD,
-                    "outs_stride_state": outs_NTHD.stride(0),
-                    "outs_stride_tok": outs_NTHD.stride(1),
-                    "outs_stride_head": outs_NTHD.stride(2),
-                    "lses": lses_NTH,
-                    "lses_stride_state": lses_NTH.stride(0),
-                    "lses_stride_tok": lses_NTH.stride(1),
+                    "outs": outs,
+                    "outs_stride_state": outs.stride(0),
+                    "outs_stride_tok": outs.stride(1),
+                    "outs_stride_head": outs.stride(2),
+                    "lses": lses,
+                    "lses_stride_state": lses.stride(0),
+                    "lses_stride_tok": lses.stride(1),
                     **output_values(out, lse),
                     "num_states": states,
                     "num_tokens": tokens,
@@ -227,11 +230,12 @@ class CacheOps(AttentionOps):
             if self._by_request:
                 copy_rows(cache, src_pages, dst_pages)
 
+    @accept_former_names
     def gather(
         self,
         cache: Cache,
-        page_table_BP: Tensor,
-        kv_lens_B: Tensor,
+        page_table: Tensor,
+        kv_lens: Tensor,
         *,
         dtype: torch.dtype | None = None,
         out: tuple[Tensor, Tensor] | None = None,
@@ -244,12 +248,12 @@ class CacheOps(AttentionOps):
         """
         if isinstance(cache, Cache) and cache.traced():
             check.need_default(dtype=dtype, out=out)
-            return cache.ops.gather(page_table_BP, kv_lens_B, *cache.planes.values())  # type: ignore[no-any-return]
+            return cache.ops.gather(page_table, kv_lens, *cache.planes.values())  # type: ignore[no-any-return]
         self._own(cache)
         import torch
 
         att = self.spec.attention
-        self._check_table(cache, page_table_BP, kv_lens_B, None, ranged=False)
+        self._check_table(cache, page_table, kv_lens, None, ranged=False)
         if out is not None:
             check.need_pair("out", out)
         if dtype is None:
@@ -258,7 +262,7 @@ class CacheOps(AttentionOps):
             raise ArgumentError(
                 f"dtype = {brief(dtype)}: give torch.float32, torch.bfloat16 or torch.float16"
             )
-        ends = torch.cumsum(kv_lens_B, 0, dtype=torch.int64)
+        ends = torch.cumsum(kv_lens, 0, dtype=torch.int64)
         total = (int(ends[-1]) if len(ends) else 0) if out is None else out[0].shape[0]
         alias = self.spec.cache.alias
         if out is None:
@@ -277,25 +281,25 @@ class CacheOps(AttentionOps):
                 total = int(ends[-1]) if len(ends) else 0
             check.need("out[0]", k, (dtype,), (total, att.kv_heads, att.head_dim), cache.device)
             check.need("out[1]", v, (dtype,), (total, att.kv_heads, att.v_head_dim), cache.device)
-            read = {"page_table": page_table_BP, "kv_lens": kv_lens_B}
+            read = {"page_table": page_table, "kv_lens": kv_lens}
             places.need_apart({"out[0]": k, "out[1]": v}, read | cache.fields())
         if total:
-            capacity = page_table_BP.shape[1] * self.spec.cache.page_size
-            longest = int(kv_lens_B.max()) if cache.device.type == "cpu" else capacity
+            capacity = page_table.shape[1] * self.spec.cache.page_size
+            longest = int(kv_lens.max()) if cache.device.type == "cpu" else capacity
             self.kernel("gather", dtype_name(dtype)).launch(
                 {
                     **cache.arguments(),
-                    "page_table": page_table_BP,
-                    "table_stride": page_table_BP.stride(0),
-                    "kv_lens": kv_lens_B,
-                    "kv_starts": ends - kv_lens_B,
+                    "page_table": page_table,
+                    "table_stride": page_table.stride(0),
+                    "kv_lens": kv_lens,
+                    "kv_starts": ends - kv_lens,
                     "k_out": k,
                     "k_out_stride_tok": k.stride(0),
                     "k_out_stride_head": k.stride(1),
                     "v_out": v,
                     "v_out_stride_tok": v.stride(0),
                     "v_out_stride_head": v.stride(1),
-                    "batch": kv_lens_B.shape[0],
+                    "batch": kv_lens.shape[0],
                     "max_kv_len": longest,
                 }
             )

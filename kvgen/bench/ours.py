@@ -87,7 +87,7 @@ class Ours:
         if rope is None or rope.stored != "post":
             return {}
         table = self.library.rope_table(int(positions.max()) + 1)
-        return {"positions_T": positions, "params": {"rope_table": table}}
+        return {"positions": positions, "params": {"rope_table": table}}
 
     def _new_cache(self, pages: int) -> None:
         """An empty cache whose memory was written: a pool of one shared page of zeros has no read limit."""

@@ -148,7 +148,7 @@ class Scenes:
         turning: dict[str, Any] = {}
         if att.rope and att.rope.stored == "post":
             params = as_tensors({"rope_table": angles(self.spec, tokens)}, self.library.device)
-            turning = {"positions_T": self._ints(range(tokens)), "params": params}
+            turning = {"positions": self._ints(range(tokens)), "params": params}
         made = Workload("append", sizes, cache, nbytes=int(tokens * self.record.page_bytes() / size))
         for pages in self._tables(cache, turns, 1, -(-tokens // size)):
             slots = (pages[0].long()[:, None] * size + self._ints(range(size), "int64")).reshape(-1)

@@ -138,7 +138,7 @@ class Workload:
         turning: dict[str, Any] = {}
         if att.rope and att.rope.stored == "post":
             places = torch.arange(tokens, dtype=torch.int32)
-            turning = {"positions_T": places, "params": as_tensors({"rope_table": angles(self.spec, tokens)})}
+            turning = {"positions": places, "params": as_tensors({"rope_table": angles(self.spec, tokens)})}
         found = []
         for pages in self._tables(cache, turns, 1, -(-tokens // size)):
             if self.spec.cache.raw is not None:

@@ -33,7 +33,7 @@ def inputs() -> dict[str, Any]:
     return {
         "k": torch.randn(6, att.kv_heads, att.head_dim, generator=noise),
         "v": torch.randn(6, att.kv_heads, att.v_head_dim, generator=noise),
-        "where": {"slots_T": torch.tensor([4, 5, 6, 7, 20, 21])},
+        "where": {"slots": torch.tensor([4, 5, 6, 7, 20, 21])},
         "q": torch.randn(1, att.q_heads, att.head_dim, generator=noise),
         "table": torch.tensor([[3, 5]], dtype=torch.int32),
         "lens": torch.tensor([6], dtype=torch.int32),

@@ -220,7 +220,7 @@ def used(scene: Scene) -> Any:
             rows[1] = None
         turning: dict[str, Any] = {}
         if lib._turns:
-            turning = {"positions_T": scene.ints([0, 1]), "params": {"rope_table": scene.angles(2)}}
+            turning = {"positions": scene.ints([0, 1]), "params": {"rope_table": scene.angles(2)}}
         params = scene.params([2 * scene.page], [0, 1]) or None
         for _ in range(2):
             lib.append(result, *rows, torch.tensor([0, last or -1]), **turning)

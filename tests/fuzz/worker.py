@@ -174,7 +174,7 @@ def _keyword(rng: Random) -> tuple[str, tuple[str, Any]]:
     name = rng.choice(
         [
             *("out", "lse", "scale", "params", "workspace", "num_threads", "dtype", "device", "window"),
-            *("scales", "finalize", "positions_T"),
+            *("scales", "finalize", "positions"),
         ]
     )
     return name, ("new", rng.choice([spoil.junk(rng), torch.zeros(2, 2)]))

@@ -46,7 +46,7 @@ class Case:
             torch.tensor([3], dtype=torch.int32),
         )
         self.starts = torch.tensor([0, 1], dtype=torch.int32)
-        self.where: dict[str, Any] = {"slots_T": self.slots}
+        self.where: dict[str, Any] = {"slots": self.slots}
         if spec.cache.raw is not None:
             rows = torch.tensor([0, 3], dtype=torch.int32)
             self.where = {"page_table": self.table, "kv_lens": self.lens, "q_starts": rows}

@@ -27,7 +27,7 @@ def call(spec: Any = SPEC, rows: int | None = None, reserve: Any = (), **changes
     if rows is not None:
         RawRows([cache]).reserve(reserve)
     tokens = torch.zeros(5, 2, 64)
-    given: dict[str, Any] = {"k_THD": tokens, "v_THD": tokens}
+    given: dict[str, Any] = {"k": tokens, "v": tokens}
     if spec is SPEC:
         given |= {"page_table": ints([2, 3], [4, 99]), "kv_lens": ints(10, 4), "q_starts": ints(0, 3, 5)}
     lib.append(cache, **{name: value for name, value in (given | changes).items() if value is not None})
@@ -36,8 +36,8 @@ def call(spec: Any = SPEC, rows: int | None = None, reserve: Any = (), **changes
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slots_T": torch.arange(5)}, "slots = .*become codes together, request by request; give page"),
-        ({"positions_T": ints(*range(5))}, "positions = .*follow from kv_lens and q_starts; leave pos"),
+        ({"slots": torch.arange(5)}, "slots = .*become codes together, request by request; give page"),
+        ({"positions": ints(*range(5))}, "positions = .*follow from kv_lens and q_starts; leave pos"),
         ({"kv_lens": None}, r"kv_lens: missing; give page_table, kv_lens \(new tokens counted\) and"),
         ({"page_table": ints([2, 3], [4, 99]).long()}, r"page_table: dtype int64, not int32; use \.int\(\)"),
         ({"kv_lens": ints(10)}, r"kv_lens: shape \(1,\), not \(2\)"),
@@ -49,7 +49,7 @@ def call(spec: Any = SPEC, rows: int | None = None, reserve: Any = (), **changes
         ({"page_table": ints([2, 3], [4, 3]), "kv_lens": ints(10, 9)},
          "requests 0 and 1 both write to the same tokens of page 3, or turn them into codes; copy"),
         ({"params": {"rope_table": torch.zeros(9, 8)}}, r"params\['rope_table'\]: this op reads no such"),
-        ({"v_THD": torch.zeros(5, 2, 64).half()}, "v: dtype float16, not float32"),
+        ({"v": torch.zeros(5, 2, 64).half()}, "v: dtype float16, not float32"),
     ],
 )  # fmt: skip
 def test_refused(changes: dict[str, Any], message: str) -> None:
@@ -86,7 +86,7 @@ def test_tables_are_not_for_specs_that_take_slots() -> None:
     with pytest.raises(ArgumentError, match=r"page_table = .*becomes codes at once, in its slot; give slots"):
         call(PLAIN, page_table=ints([0, 1]))
     with pytest.raises(ArgumentError, match=r"kv_lens = .*leave kv_lens out"):
-        call(PLAIN, slots_T=torch.arange(5), kv_lens=ints(5))
+        call(PLAIN, slots=torch.arange(5), kv_lens=ints(5))
     with pytest.raises(ArgumentError, match="slots = None: give a torch tensor"):
         call(PLAIN)
 
