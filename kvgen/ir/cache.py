@@ -40,6 +40,14 @@ class CacheSpec:
         """The storage of ``"k"`` or ``"v"``."""
         return self.k if field == "k" else self.v
 
+    def label(self, field: str) -> str:
+        """How ``"k"`` or ``"v"`` is stored, for the heading of a kernel: ``int4 as 'head d/4 tok d%4'``."""
+        if field == "v" and self.alias:
+            return "inside K"
+        own = self.quant(field)
+        name = " + ".join(f"{size} {part.format}" for size, part in own.segments) or own.format
+        return f"{name} as '{own.layout}'" if own.layout else name
+
     @property
     def pools(self) -> tuple[str, ...]:
         """Names of the buffers: one ``kv``, or ``k`` and ``v`` where the layout has no ``kv`` axis."""

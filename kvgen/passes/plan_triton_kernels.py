@@ -126,13 +126,18 @@ def loads_of_edges(op: str, spec: Spec, schedule: Schedule, mask: Mask) -> str:
     return "async" if spec.cache.alias else "plain"  # a tile of K that holds V too is wide
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def summary(spec: Spec, op: str, words: tuple[str, ...]) -> tuple[str, ...]:
     """The header's words: what the kernel does and how programs share the work."""
     att, cache = spec.attention, spec.cache
     keys = f" ({', '.join(words)})" if words else ""
+    heads = f"{_count(att.q_heads, 'query head')} over {_count(att.kv_heads, 'KV head')}"
     lines = [
-        f"{att.q_heads} query heads over {att.kv_heads} KV heads of {att.head_dim} elements{keys}.",
-        f"q {att.q_dtype}, K {cache.k.format}, V {cache.v.format}.",
+        f"{heads} of {att.head_dim} elements{keys}.",
+        f"q {att.q_dtype}, K {cache.label('k')}, V {cache.label('v')}.",
         f"Pages of {cache.page_size} tokens laid out '{cache.layout}'.",
     ]
     if op == "decode":

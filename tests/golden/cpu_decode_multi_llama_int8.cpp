@@ -351,7 +351,7 @@ inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
   for (int64_t first = lo / TILE * TILE; first < hi; first += TILE) {
     const int end = (int)std::min<int64_t>(TILE, hi - first);
     const bool whole = end == TILE;
-    // What comes next is fetched into L2 while this tile is computed, a line for a line.
+    // What comes next is fetched into L2 while this tile is computed, line for line.
     if (first + TILE < hi) locate(a, u.pages, first + TILE, (int)std::min<int64_t>(TILE, hi - first - TILE), next);
     for (int h = 0; h < HEADS; ++h) {
       Rows rows;
@@ -367,7 +367,7 @@ inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
   }
 }
 
-// A thread's scratch, carved from the workspace; `bytes` is what one thread needs.
+// A thread's scratch, carved from the workspace; `carve` gives the bytes that one thread needs.
 struct Scratch {
   uintptr_t at;
   template <typename T>

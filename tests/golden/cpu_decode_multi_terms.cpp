@@ -357,7 +357,7 @@ inline void segment(const Args& a, const Unit& u, int64_t lo, int64_t hi) {
   }
 }
 
-// A thread's scratch, carved from the workspace; `bytes` is what one thread needs.
+// A thread's scratch, carved from the workspace; `carve` gives the bytes that one thread needs.
 struct Scratch {
   uintptr_t at;
   template <typename T>

@@ -1,5 +1,5 @@
 // kvgen gather (f32) for cpu-portable
-// spec 1ade912c: page kv head tok d, page 64, K bf16, V f32
+// spec 1ade912c: page kv head tok d, page 64, K bf16 as 'head d/8 tok d%8', V f32
 // schedule: nothing to choose
 //
 // Copies the keys and values of each request from its pages to contiguous rows.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvgen.builder import assemble
 from kvgen.ir import Spec
 from kvgen.ir.quant import PACKED
 from kvgen.passes.lower import lower_addresses, plane_units, stride_constants
@@ -62,3 +63,23 @@ def test_a_comment_says_what_its_stride_steps_over(name: str) -> None:
             assert (words["unit"] == "bytes") == (plane.dtype in PACKED)
             checked += 1
     assert checked
+
+
+@pytest.mark.parametrize("target", ["cpu-portable", "sm_90"])
+def test_a_heading_says_how_each_side_is_stored(target: str) -> None:
+    """At 45e598f it named the cache's axes for sides that have their own, and f32 for segments."""
+    row = {"tok": 1, "head": 1}
+    own = {"format": "int8", "group": row, "layout": "head d/4 tok d%4"}
+    cut = {"segments": [{"size": 32, "format": "int8"}, {"size": 32, "format": "bf16"}]}
+    for heads, k, v, wanted in (
+        (2, own, {"format": "bf16"}, "K int8 as 'head d/4 tok d%4', V bf16"),
+        (2, cut, {"format": "bf16"}, "K 32 int8 + 32 bf16, V bf16"),
+        (1, {"format": "bf16"}, {"alias": "k"}, "K bf16, V inside K"),
+    ):
+        raw = {
+            "attention": {"q_heads": 4, "kv_heads": heads, "head_dim": 64},
+            "cache": {"page_size": 16, "k": k, "v": v},
+        }
+        text = assemble(validate(raw), target, tune="off").source("decode", "single")
+        assert wanted in text[:600]
+        assert target == "cpu-portable" or f"over {heads} KV head{'s' * (heads > 1)} of" in text
