@@ -27,6 +27,8 @@ class Rule:
     """Whether null is a value: transformers then takes its default, or leaves the thing out."""
     above: bool = False
     """Whether ``low`` itself is too small."""
+    note: str = ""
+    """What explains the lower bound."""
 
     @property
     def wanted(self) -> str:
@@ -51,7 +53,7 @@ class Rule:
         if not math.isfinite(value if abs(value) < 2**1000 else math.inf):
             return "not a finite number"
         if value < self.low or (self.above and value == self.low):
-            return "too small"
+            return f"too small: {self.note}" if self.note else "too small"
         return "too large" if value > self.high else ""
 
 
@@ -110,7 +112,7 @@ FIELDS: dict[str, Rule] = {
     "use_cache": _FLAG,
     "pretraining_tp": _count(1 << 16, null=True),
     # Attention.
-    "sliding_window": _count((1 << 31) - 1, null=True),
+    "sliding_window": Rule("integer", 1, (1 << 31) - 1, null=True, note="it counts the query's own key"),
     "sliding_window_pattern": _count(10_000),
     "use_sliding_window": _FLAG,
     "max_window_layers": _count(10_000, null=True, low=0),
@@ -173,7 +175,7 @@ def check_tokens(settings: dict[str, Any], path: Path, vocabulary: int | None) -
         several = key == "eos_token_id" and isinstance(value, list)
         for token in value if several and isinstance(value, list) else [value]:
             fault = rule.fault(token)
-            if fault in ("too small", "too large"):
+            if fault.startswith("too "):
                 fault = f"the model has tokens 0 to {limit - 1:,}"
             if fault:
                 hint = "give a token's number, a list of them, or null" if key == "eos_token_id" else ""

@@ -30,6 +30,9 @@ VOCABULARY = 256 << 20
 DEPTH = 64
 """Most brackets inside one another."""
 
+MOST_DIGITS = 400
+"""Of an integer; a float of f64 has at most 309."""
+
 FILE_KEYS = re.compile(r"(.*_)?files?|transformers_weights|init_inputs|vocab|merges")
 """Keys of settings whose strings are names of files to their readers."""
 
@@ -113,11 +116,14 @@ def read_json(folder: Path, name: str, limit: int = SMALL) -> dict[str, Any] | N
             text = stream.read(limit + 1).decode("utf-8")
         if depth(text) > DEPTH:
             raise ArgumentError(f"{path}: more than {DEPTH} brackets inside one another; write {{ ... }}")
-        found = json.loads(text, object_pairs_hook=_pairs)
+        found = json.loads(text, object_pairs_hook=_pairs, parse_int=_integer)
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     except ArgumentError:  # a ValueError too
         raise
+    except UnicodeDecodeError as error:
+        wrong = f"byte {error.start} is {error.object[error.start]:#x}"
+        raise ArgumentError(f"{path}: not UTF-8 ({wrong}); save it as UTF-8") from None
     except ValueError as error:
         raise ArgumentError(f"{path}: not JSON ({error}); write one JSON object") from None
     if not isinstance(found, dict):
@@ -135,6 +141,13 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shown(key)} appears twice")
         made[key] = value
     return made
+
+
+def _integer(digits: str) -> int:
+    """A whole number; ``ValueError`` for one that is no size, which Python would be slow to read."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def depth(text: str) -> int:

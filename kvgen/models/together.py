@@ -13,7 +13,7 @@ def check_types(config: dict[str, Any], folder: Path) -> None:
     types, layers = config.get("layer_types"), config["num_hidden_layers"]
     if types is not None and len(types) != layers:
         hint = f"give {layers}, or leave it out"
-        reason = f"{len(types)} entries, but num_hidden_layers = {layers}"
+        reason = f"not one entry for each layer (num_hidden_layers = {layers})"
         raise refusal(folder / CONFIG, "layer_types", types, reason, hint)
 
 
@@ -65,4 +65,5 @@ def _check_part(whole: Any, key: str, there: int, what: str, path: Path) -> None
     """Refuse a number of ``what`` that is missing or more than ``there`` are."""
     value = getattr(whole, key)
     if value is None or value > there:
-        raise refusal(path, key, value, f"there are {there} {what}", f"give 1 to {there}")
+        reason = "missing" if value is None else f"more than the model has {what}"
+        raise refusal(path, key, value, reason, f"give an integer from 1 to {there}")

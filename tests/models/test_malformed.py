@@ -90,7 +90,12 @@ CONFIGS: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("gemma3_text", "rope_local_base_freq", {"rope_local_base_freq": None}, "not a number"),
     # Layers and windows.
-    ("mistral", "sliding_window", {"sliding_window": 0}, "too small; give an integer from 1 to .* or null"),
+    (
+        "mistral",
+        "sliding_window",
+        {"sliding_window": 0},
+        "too small: it counts the query's own key; give an integer .* or null",
+    ),
     ("mistral", "sliding_window", {"sliding_window": -1}, "too small"),
     ("mistral", "sliding_window", {"sliding_window": 4096.0}, "not an integer"),
     (
@@ -115,7 +120,7 @@ CONFIGS: list[tuple[str, str, dict[str, Any], str]] = [
         "qwen3",
         "layer_types",
         {"layer_types": ["full_attention"]},
-        "1 entries, but num_hidden_layers = 2; give 2",
+        r"not one entry for each layer \(num_hidden_layers = 2\); give 2",
     ),
     ("qwen3", "layer_types", {"layer_types": 5}, "not a list of strings"),
     (
@@ -133,10 +138,15 @@ CONFIGS: list[tuple[str, str, dict[str, Any], str]] = [
         "deepseek_v3",
         "num_experts_per_tok",
         {"num_experts_per_tok": 9},
-        "there are 4 experts; give 1 to 4",
+        "more than the model has experts; give an integer from 1 to 4",
     ),
     ("deepseek_v3", "n_group", {"n_group": 3}, "does not divide 4 experts; give a divisor"),
-    ("deepseek_v3", "topk_group", {"topk_group": 5}, "there are 1 groups; give 1 to 1"),
+    (
+        "deepseek_v3",
+        "topk_group",
+        {"topk_group": 5},
+        "more than the model has groups; give an integer from 1 to 1",
+    ),
 ]
 
 
@@ -208,13 +218,13 @@ FILES: list[tuple[str, Any, str]] = [
     ("config.json", _bytes("config.json", b"[" * 200_000), "more than 64 brackets inside one another"),
     ("config.json", _bytes("config.json", b'{"a":' * 200_000), "more than 64 brackets"),
     ("config.json", _bytes("config.json", b"[]"), r"not a JSON object, but \[\]; write"),
-    ("config.json", _bytes("config.json", b"\xff\xfe{}"), "not JSON"),
+    ("config.json", _bytes("config.json", b"\xff\xfe{}"), r"not UTF-8 \(byte 0 is 0xff\)"),
     (
         "config.json",
         _bytes("config.json", b'{"vocab_size": 97, "vocab_size": 98}'),
         "vocab_size.* appears twice",
     ),
-    ("config.json", _bytes("config.json", b'{"x": ' + b"9" * 5000 + b"}"), "not JSON"),
+    ("config.json", _bytes("config.json", b'{"x": ' + b"9" * 5000 + b"}"), "a number of 5,000 digits"),
     ("config.json", _sparse("config.json", 1 << 40), "1,099,511,627,776 bytes; at most"),
     ("config.json", _fifo("config.json"), "not a regular file"),
     ("generation_config.json", _json("generation_config.json", []), "not a JSON object"),
