@@ -1,7 +1,8 @@
 """Models by name: a folder of the user's, or one made from weights inside an installed package.
 
 A converted model is kept in the cache folder with a manifest of its files' hashes. It appears there in one
-step, is checked each time it is used, and is set aside and made again where a file has changed.
+step. Each time it is used its owner, its mode and its files are checked, and where somebody else could have
+written to it or a file has changed, it is set aside and made again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvgen import paths
+from kvgen import paths, trust
 from kvgen.errors import ArgumentError, KvgenError, ToolchainError
 from kvgen.models.extras import package_folder, require
 from kvgen.models.folder_files import check_file, check_name, read_json, reason_of
@@ -72,16 +73,22 @@ def _converted(name: str, packaged: Packaged, advance: Advance) -> Path:
     root = paths.writable(paths.cache_root() / "models")
     folder = root / f"{name}-{digest[:12]}-{CONVERSION}"
     if folder.exists():
-        fault = damage(folder)
+        fault = unfit(folder)
         if not fault:
             return folder
-        paths.set_aside(folder, fault)
+        if paths.set_aside(folder, fault) is None and folder.exists():
+            root = paths.fallback(str(folder), fault)
+            folder = root / folder.name
+            if folder.exists() and not unfit(folder):
+                return folder
     made = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=root))
     try:
         _convert(source, made, advance)
         files = {path.name: _sha256(path) for path in sorted(made.iterdir())}
         manifest = {"source": packaged.file, "source_sha256": digest, "files": files}
         (made / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        for path in made.iterdir():
+            path.chmod(0o644)  # whatever the umask: what others may write to is not loaded
         made.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from others
         _move(made, folder)
     finally:
@@ -105,8 +112,13 @@ def _move(made: Path, folder: Path) -> None:
         os.rename(made, folder)
     except OSError:
         # Another process may have made it meanwhile. A damaged folder that could not be set aside stays.
-        if not folder.exists() or damage(folder):
+        if not folder.exists() or unfit(folder):
             raise
+
+
+def unfit(folder: Path) -> str:
+    """Why a converted folder is not loaded: who could have written to it, or what is wrong with it."""
+    return trust.fault(folder, below=True) or damage(folder)
 
 
 def damage(folder: Path) -> str:

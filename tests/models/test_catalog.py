@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,52 @@ def test_a_damaged_model_is_set_aside_and_made_again(package: Path, harm: str) -
     assert weights.read_bytes() == whole and not weights.is_symlink()
     left = {path.name for path in folder.parent.iterdir()} - {"other"}
     assert left == {folder.name, f"{folder.name}.bad-0"}
+
+
+@pytest.mark.parametrize("harm", ["file", "folder", "owner"])
+def test_a_model_that_others_may_have_written_is_not_loaded(package: Path, harm: str) -> None:
+    """Its hashes are right: who can write the weights can write the manifest."""
+    folder = find_model("tiny")
+    weights = folder / "model.safetensors"
+    if harm == "file":
+        weights.chmod(0o666)
+    elif harm == "folder":
+        folder.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(weights, 12345, -1)
+    else:
+        pytest.skip("needs root, to give a file away")
+    assert not catalog.damage(folder)
+    match = "belongs to uid 12345" if harm == "owner" else "everybody may write to"
+    with pytest.warns(CacheWarning, match=f"{match}.*set aside"):
+        assert find_model("tiny") == folder
+    assert not catalog.unfit(folder)
+
+
+def test_a_model_that_cannot_be_set_aside_is_not_loaded(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_model("tiny")
+    folder.chmod(0o777)
+    monkeypatch.setattr(catalog.paths, "set_aside", lambda path, reason: None)
+    with pytest.warns(CacheWarning, match="everybody may write to"):
+        other = find_model("tiny")
+    assert other != folder and not catalog.unfit(other)
+    assert find_model("tiny") == other
+    monkeypatch.setenv("KVGEN_TRUST", str(folder))
+    assert find_model("tiny") == folder
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_what_is_made_is_loaded_again_under_any_umask(package: Path, umask: int) -> None:
+    catalog.paths.writable(catalog.paths.cache_root() / "models")
+    before = os.umask(umask)
+    try:
+        folder = find_model("tiny")
+        assert not catalog.unfit(folder) and find_model("tiny") == folder
+    finally:
+        os.umask(before)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_other_weights_have_another_folder(package: Path, original) -> None:
