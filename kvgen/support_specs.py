@@ -58,8 +58,8 @@ REFUSED: Mapping[str, Mapping[str, Any]] = {
 """What is wanted, and the keys that ask for it."""
 
 
-def refusals() -> Iterator[tuple[str, str]]:
-    """Each of ``REFUSED`` with what kvgen says of it."""
+def refused_specs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each of ``REFUSED`` as a whole spec."""
     for name, changes in REFUSED.items():
         raw = copy.deepcopy(dict(PLAIN))
         for path, value in changes.items():
@@ -68,6 +68,12 @@ def refusals() -> Iterator[tuple[str, str]]:
             for part in tables:
                 table = table[part]
             table[key] = value
+        yield name, raw
+
+
+def refusals() -> Iterator[tuple[str, str]]:
+    """Each of ``REFUSED`` with what kvgen says of it."""
+    for name, raw in refused_specs():
         try:
             validate(raw)
         except SpecError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvgen.ir import LayoutError, LayoutSpec
@@ -69,13 +70,9 @@ def _check_page(layout: LayoutSpec, path: str, problems: Problems) -> None:
     if {"page", "d"} <= layout.dims() and layout.position("page") > layout.position("d"):
         reason = "page stands right of a d axis: a token's row would be scattered over the whole pool"
         rest = tuple(axis for axis in layout.axes if axis.dim != "page")
-        note(
-            problems,
-            path,
-            str(layout),
-            reason,
-            f"move page left of every d axis: '{_join((Axis('page'), *rest))}'",
-        )
+        moved = _join((Axis("page"), *rest))
+        hint = f"move page left of every d axis: '{moved}'"
+        note(problems, path, str(layout), reason, hint, works=(moved,))
 
 
 def _complete(layout: LayoutSpec) -> str:
@@ -130,7 +127,9 @@ def check_splits(
             near = min(blocks, key=lambda b: abs(b - halves[0].block), default=0)
             reason = f"splits {dim} by {halves[0].block}, which does not divide {name} = {size}"
             hint = f"{dim}/{near} ... {dim}%{near} works" if near else f"{dim} cannot be split here"
-            note(problems, at, text, reason, hint)
+            cut = (own if at != "cache.layout" else layout) or layout
+            moved = (replace(a, block=near) if a in halves else a for a in cut.axes)
+            note(problems, at, text, reason, hint, works=(_join(tuple(moved)),) if near else ())
     if inline and axes[-1:] != (Axis("d"),):
         reason = f"scales of {side} lie behind the codes of each row, so d must be whole and innermost"
         note(problems, path, str(own or layout), reason, "end the layout with d, or scales = 'page'")

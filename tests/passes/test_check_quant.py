@@ -85,35 +85,36 @@ def test_raw_rows_follow_from_groups_and_from_what_is_kept() -> None:
     assert [t for t in range(70) if kept.is_raw(t, 70)] == [*range(4), *range(32, 70)]
 
 
-@pytest.mark.parametrize(
-    ("k", "path", "reason"),
-    [
-        ({"format": "bf16", "affine": True}, "cache.k.affine", "stores values"),
-        ({"format": "e4m3", "affine": True}, "cache.k.affine", "no integer codes"),
-        ({"format": "int8", "affine": True, "scale_dtype": "e8m0"}, "cache.k.scale_dtype", "minimum"),
-        ({"format": "int8", "affine": True, "group": {}}, "cache.k.affine", "put tok into the group"),
-        ({"format": "int8", "group": {}, "scale_dtype": "f16"}, "cache.k.scale_dtype", "given are f32"),
-        ({"format": "int8", "group": {}, "scales": "pool"}, "cache.k.scales", "outside the pages"),
-        ({"format": "int8", "group": {"head": 1}, "outer": {}}, "cache.k.outer", "an append finds"),
-        ({"format": "int8", "outer": {"tok": 1}}, "cache.k.outer", "one number or one a head"),
-        ({"format": "int8", "scales": "inline", "group": CHANNEL}, "cache.k.scales", "cannot lie behind"),
-        ({"format": "int8", "scales": "inline", "layout": "tok d head"}, "cache.k.layout", "innermost"),
-        ({"format": "int8", "group": CHANNEL | {"tok": 5}}, "cache.k.group.tok", "does not divide"),
-        ({"format": "int8", "group": CHANNEL | {"d": 8}}, "cache.k.group.d", "nor 1"),
-        ({"format": "table"}, "cache.k.levels", "ascending"),
-        ({"format": "table", "levels": [0.0, 2.0, 1.0]}, "cache.k.levels", "ascending"),
-        ({"format": "table", "levels": [0.0, 1.0]}, "cache.k.levels", "3 to 16"),
-        ({"format": "table", "levels": [0.0, 1.0, float("nan")]}, "cache.k.levels", "finite"),
-        ({"format": "table", "levels": [0.0, 1.0, 10**400]}, "cache.k.levels", "finite"),
-        ({"format": "int4", "levels": [0.0, 1.0, 2.0]}, "cache.k.levels", "has its own"),
-        ({"format": "lloyd2", "scale_dtype": "e8m0"}, "cache.k.scale_dtype", "mean square"),
-        ({"segments": [{"size": 64, "format": "int8"}]}, "cache.k.segments", "2 to 8"),
-        ({"segments": [{"size": 8, "format": "int8"}] * 2}, "cache.k.segments[0].size", "multiple of 16"),
-        ({"segments": [{"size": 16, "format": "int8"}] * 2}, "cache.k.segments", "32 elements together"),
-        ({"segments": [HALF | {"group": CHANNEL}] * 2}, "cache.k.segments[0].group", "whole rows"),
-        ({"segments": [HALF] * 2, "format": "int8"}, "cache.k.format", "each segment"),
-    ],
-)  # fmt: skip
+MISTAKES: list[tuple[dict[str, Any], str, str]] = [
+    ({"format": "bf16", "affine": True}, "cache.k.affine", "stores values"),
+    ({"format": "e4m3", "affine": True}, "cache.k.affine", "no integer codes"),
+    ({"format": "int8", "affine": True, "scale_dtype": "e8m0"}, "cache.k.scale_dtype", "minimum"),
+    ({"format": "int8", "affine": True, "group": {}}, "cache.k.affine", "put tok into the group"),
+    ({"format": "int8", "group": {}, "scale_dtype": "f16"}, "cache.k.scale_dtype", "given are f32"),
+    ({"format": "int8", "group": {}, "scales": "pool"}, "cache.k.scales", "outside the pages"),
+    ({"format": "int8", "group": {"head": 1}, "outer": {}}, "cache.k.outer", "an append finds"),
+    ({"format": "int8", "outer": {"tok": 1}}, "cache.k.outer", "one number, or one per head"),
+    ({"format": "int8", "scales": "inline", "group": CHANNEL}, "cache.k.scales", "cannot lie behind"),
+    ({"format": "int8", "scales": "inline", "layout": "tok d head"}, "cache.k.layout", "innermost"),
+    ({"format": "int8", "group": CHANNEL | {"tok": 5}}, "cache.k.group.tok", "does not divide"),
+    ({"format": "int8", "group": CHANNEL | {"d": 8}}, "cache.k.group.d", "nor 1"),
+    ({"format": "table"}, "cache.k.levels", "ascending"),
+    ({"format": "table", "levels": [0.0, 2.0, 1.0]}, "cache.k.levels", "ascending"),
+    ({"format": "table", "levels": [0.0, 1.0]}, "cache.k.levels", "3 to 16"),
+    ({"format": "table", "levels": [0.0, 1.0, float("nan")]}, "cache.k.levels", "finite"),
+    ({"format": "table", "levels": [0.0, 1.0, 10**400]}, "cache.k.levels", "finite"),
+    ({"format": "int4", "levels": [0.0, 1.0, 2.0]}, "cache.k.levels", "has its own"),
+    ({"format": "lloyd2", "scale_dtype": "e8m0"}, "cache.k.scale_dtype", "mean square"),
+    ({"segments": [{"size": 64, "format": "int8"}]}, "cache.k.segments", "2 to 8"),
+    ({"segments": [{"size": 8, "format": "int8"}] * 2}, "cache.k.segments[0].size", "multiple of 16"),
+    ({"segments": [{"size": 16, "format": "int8"}] * 2}, "cache.k.segments", "32 elements together"),
+    ({"segments": [HALF | {"group": CHANNEL}] * 2}, "cache.k.segments[0].group", "whole rows"),
+    ({"segments": [HALF] * 2, "format": "int8"}, "cache.k.format", "each segment"),
+]  # fmt: skip
+"""[cache.k], the path of its mistake, and a part of the reason."""
+
+
+@pytest.mark.parametrize(("k", "path", "reason"), MISTAKES)
 def test_one_mistake(k: dict[str, Any], path: str, reason: str) -> None:
     found = mistakes(k)
     assert reason in found[path], found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 
 from kvgen import names
-from kvgen.errors import Diagnostic, SpecError, UnsupportedError
+from kvgen.errors import ABSENT, Diagnostic, SpecError, UnsupportedError
 from kvgen.ir.attention import PARAM_DIMS
 from kvgen.ir.codec import CODECS
 from kvgen.ir.layout import DIMS, LayoutSpec
@@ -17,8 +18,10 @@ from kvgen.passes.fields import CACHE, PARAM, ROPE, TOP, quant_fields
 from kvgen.passes.parse import FUNCTIONS
 from kvgen.passes.terms import POSITIONS
 from kvgen.passes.validate import load_spec
+from kvgen.support_specs import refused_specs
 from kvgen.targets import ALIASES, TARGETS, known_target
 from kvgen.variants import attention_fields
+from tests.passes.test_check_quant import MISTAKES as QUANT_MISTAKES
 from tests.passes.test_validate import GOOD, MISTAKES, edited, mistakes
 
 BROUGHT: list[tuple[str, Any, str]] = [
@@ -126,28 +129,58 @@ def test_the_choices_are_told_once_and_after_the_suggestion() -> None:
     assert text.count("lloyd3") == 1 and "see the choices of cache.k.format" in text
 
 
-def applied(raw: dict[str, Any], found: Diagnostic, value: Any) -> dict[str, Any]:
-    """``raw`` with a hint's value, under a hint's name, in the place of what was found."""
-    raw = copy.deepcopy(raw)
-    *tables, key = found.path.split(".")
+def table_of(raw: dict[str, Any], path: str) -> tuple[Any, str]:
+    """The table that holds the last key of a path, and that key."""
+    *tables, key = path.replace("[", ".").replace("]", "").split(".")
     table: Any = raw
     for name in tables:
-        table = table[name]
-    del table[key]
-    table[found.rename or key] = value
+        table = table[int(name) if isinstance(table, list) else name]
+    return table, key
+
+
+def applied(raw: dict[str, Any], found: Diagnostic, value: Any) -> dict[str, Any]:
+    """``raw`` with a hint's value (``ABSENT``: nothing) in the place of what was found, under its name."""
+    raw = copy.deepcopy(raw)
+    table, key = table_of(raw, found.path)
+    table.pop(key, None)
+    if value is not ABSENT:
+        table[found.rename or key] = value
     return raw
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [(path, value) for path, value, _ in (*MISTAKES, *BROUGHT)],
-    ids=[str(at) for at in range(len(MISTAKES) + len(BROUGHT))],
-)
-def test_what_a_hint_names_gets_rid_of_the_mistake(path: str, value: Any) -> None:
-    raw = edited(path, value)
+def named(found: Diagnostic) -> list[Any]:
+    """What the hint says that would work: values, a name for the key, or the key left out."""
+    if found.works or found.rename:
+        return [*found.works] or [found.value]
+    if re.search(r"leave (it|\w+) out", found.hint):
+        return [ABSENT]
+    if found.hint.startswith("'"):
+        return re.findall(r"'(\w+)'", found.hint.partition(", or ")[0])
+    if found.hint.startswith(("true or", "true (")):
+        return [True, False]
+    if name := re.fullmatch(r"did you mean (\w+)\?", found.hint):
+        at = re.match(r"column (\d+): .* '(\w+)'$", found.reason)
+        assert at, found
+        start, text = int(at[1]) - 1, str(found.value)
+        return [text[:start] + name[1] + text[start + len(at[2]) :]]
+    return []
+
+
+def cases() -> list[dict[str, Any]]:
+    """Specs that are wrong."""
+    wide = {"page_size": 32, "v": {"format": "bf16"}}
+    heads = {"q_heads": 8, "kv_heads": 2, "head_dim": 64}
+    return [
+        *(edited(path, value) for path, value, _ in (*MISTAKES, *BROUGHT)),
+        *({"attention": heads, "cache": wide | {"k": k}} for k, _, _ in QUANT_MISTAKES),
+        *(raw for _, raw in refused_specs()),
+    ]
+
+
+@pytest.mark.parametrize("raw", cases(), ids=[str(at) for at in range(len(cases()))])
+def test_what_a_hint_names_gets_rid_of_the_mistake(raw: dict[str, Any]) -> None:
     for found in mistakes(raw):
-        known = [*found.works] or ([found.value] if found.rename else [])
-        for works in known:
+        for works in named(found):
             try:
                 load_spec(applied(raw, found, works))
             except SpecError as error:
@@ -157,8 +190,9 @@ def test_what_a_hint_names_gets_rid_of_the_mistake(path: str, value: Any) -> Non
 
 def test_hints_that_name_values_are_many() -> None:
     """The test above has something to try."""
-    found = [d for path, value, _ in (*MISTAKES, *BROUGHT) for d in mistakes(edited(path, value))]
-    assert sum(bool(d.works) for d in found) > 40 and sum(bool(d.rename) for d in found) > 12
+    found = [d for raw in cases() for d in mistakes(raw)]
+    assert sum(bool(d.works) for d in found) > 60 and sum(bool(d.rename) for d in found) > 15
+    assert sum(bool(named(d)) for d in found) > 130
 
 
 def test_the_table_leads_to_names_that_exist() -> None:
