@@ -23,16 +23,16 @@ ModelName = Annotated[
 ]
 Pages = Annotated[
     list[str] | None,
-    typer.Option("--pages", metavar="KIND", help="With --model: f32 (default), bf16, int8; several times."),
+    typer.Option("--pages", metavar="KIND", help="With --model: f32 (default), bf16, int8; may be repeated."),
 ]
 CaseNames = Annotated[
     list[str] | None,
-    typer.Option("--case", "-c", metavar="NAME", help="Only this case, or all of an op; several times."),
+    typer.Option("--case", "-c", metavar="NAME", help="Only this case, or all of an op; may be repeated."),
 ]
-ListCases = Annotated[bool, typer.Option("--list-cases", help="Show the cases and leave.")]
+ListCases = Annotated[bool, typer.Option("--list-cases", help="Show the cases and exit.")]
 Batch = Annotated[
     list[int] | None,
-    typer.Option("--batch", min=1, help="A case of your own: requests, 8; several times. A model: 1, 8."),
+    typer.Option("--batch", min=1, help="A case of your own: requests, 8; may be repeated. A model: 1, 8."),
 ]
 Context = Annotated[
     int | None,
@@ -59,7 +59,7 @@ PeerNames = Annotated[
 ]
 NoPeers = Annotated[bool, typer.Option("--no-peers", help="kvgen and the read limit only.")]
 ListPeers = Annotated[
-    bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and leave.")
+    bool, typer.Option("--list-peers", help="Show other libraries, what is installed, and exit.")
 ]
 Variants = Annotated[
     bool,

@@ -20,7 +20,7 @@ SpecPaths = Annotated[
 ]
 Targets = Annotated[
     list[str] | None,
-    typer.Option("--target", "-t", metavar="NAME", help="Only this target; several times. Default: all."),
+    typer.Option("--target", "-t", metavar="NAME", help="Only this target; may be repeated. Default: all."),
 ]
 MOST_NAMES = 6
 """Kernels of an equal change that are named."""
@@ -35,7 +35,7 @@ def run(
     target: Targets = None,
     op: OpNames = None,
     stat: Annotated[bool, typer.Option("--stat", help="Which kernels changed, without their diffs.")] = False,
-    fail: Annotated[bool, typer.Option("--fail", help="Leave with 1 where anything changed.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit with 1 if anything changed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how the kernels of the example specs differ between two commits of kvgen.
@@ -43,7 +43,7 @@ def run(
     Each version renders with its own code in a process of its own, with default schedules; nothing in the
     working tree or in git's folder is touched. A change that many kernels share is shown once.
 
-    Leaves with 0 whatever it found; with --fail, with 1 where anything changed.
+    Exits with 0 whatever it found; with --fail, with 1 if anything changed.
     """
     from kvgen.diff import commit_tree, compare, find_checkout, render_trees, working_tree
     from kvgen.diff.changes import REFUSED, SAME

@@ -81,7 +81,7 @@ def record(library: Library, op: str, variant: str) -> dict[str, Any]:
 
 
 def addresses(library: Library, op: str, variant: str) -> list[dict[str, Any]]:
-    """Each plane's element address as the layout spells it and as it is computed, in elements."""
+    """Each plane's address as the layout spells it and as it is computed, in stored elements."""
     from kvgen.commands.explain_text import address_data
 
     made = _plan(library, op, variant)
@@ -134,7 +134,7 @@ def _show_record(data: dict[str, Any]) -> None:
 
 def _show_addresses(data: list[dict[str, Any]]) -> None:
     for plane in data:
-        output.heading(f"{plane['plane']}: element address from the start of the plane")
+        output.heading(f"{plane['plane']}: {plane['unit']} from the start of the plane")
         output.facts(
             {"as laid out": plane["raw"], "simplified": plane["simplified"], "in source": plane["code"]}
         )

@@ -40,6 +40,7 @@ def address_data(plane: Plane, plan: KernelPlan) -> dict[str, Any]:
     used, names = plan.addresses.get(plane.name, simple), {dim: dim for dim in DIMS}
     return {
         "plane": plane.name,
+        "unit": plane.unit,
         "raw": formula(raw),
         "simplified": formula(simple),
         "code": used.triton(**names) if plan.target.backend == "triton" else used.c(**names),

@@ -53,7 +53,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def refuse(error: Exception, as_json: bool) -> None:
-    """Print why and leave with exit code 2; with ``KVGEN_LOG=debug`` the traceback comes first."""
+    """Print why and exit with code 2; with ``KVGEN_LOG=debug`` the traceback comes first."""
     if os.environ.get("KVGEN_LOG", "").lower() == "debug":
         traceback.print_exception(error)
     try:

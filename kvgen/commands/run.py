@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.ops import CacheOps
     from kvgen.runtime.sampling import Sampling
 
-Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to go on from.")]
+Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue.")]
 ModelName = Annotated[
     str,
     typer.Option("--model", "-m", metavar="NAME|FOLDER", help="smollm2, or the folder of a checkpoint."),
@@ -53,7 +53,7 @@ def run(
             "--ids", metavar="N,N,...", help="A prompt as token numbers; may be given several times."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="New tokens at most.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Most new tokens.")] = 64,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
     ] = 0.0,

@@ -63,7 +63,7 @@ def print_spec(spec: Spec) -> None:
     first = f"scale {att.scale:.6g} times q.k"
     facts = {
         "sha256": spec.hash,
-        "heads": f"{att.q_heads} query heads over {att.kv_heads} KV heads, {att.group} to one",
+        "heads": f"{att.q_heads} query heads over {att.kv_heads} KV heads, {att.group} to 1",
         "rows": f"K {att.head_dim} and V {att.v_head_dim} elements, q and output {att.q_dtype}",
         "scores": "; ".join([first, *words["score"], *words["sink"]]),
         "masks": "; ".join(words["mask"]) or "none: all keys are seen",
@@ -73,7 +73,7 @@ def print_spec(spec: Spec) -> None:
         "layout": f"'{cache.layout}'",
         "K": storage_text(cache.k),
         "V": f"the first {att.v_head_dim} elements of K's rows" if cache.alias else storage_text(cache.v),
-        "kept raw": raw_text(cache),
+        "raw": raw_text(cache),
     }
     output.facts({name: text for name, text in facts.items() if text})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvgen.ir import CacheSpec, QuantSpec
 
 PLACES = {"page": "", "pool": " in a pool of their own", "inline": " behind each row"}
@@ -30,7 +32,13 @@ def raw_text(cache: CacheSpec) -> str:
     first = [f"the first {raw.keep_first} tokens"] if raw.keep_first else []
     last = [f"the last {raw.keep_last}"] if raw.keep_last else []
     block = [f"blocks of {raw.block} until they are full"] if raw.block > 1 else []
-    return f"{' and '.join([*first, *last, *block])}, in rows that hold a page each"
+    return f"{_listed([*first, *last, *block])}; raw rows hold a page each"
+
+
+def _listed(things: Sequence[str]) -> str:
+    """``a, b and c``."""
+    *front, back = things
+    return f"{', '.join(front)} and {back}" if front else back
 
 
 def _scales(quant: QuantSpec) -> list[str]:
@@ -40,8 +48,8 @@ def _scales(quant: QuantSpec) -> list[str]:
         "tok": f"{quant.tok_block} tokens" if quant.tok_block > 1 else "token",
         "head": "head",
     }
-    per = " and ".join(words[dim] for dim in quant.scale_dims)
-    kind = f"one {quant.scale_dtype} scale{' and minimum' if quant.affine else ''} per {per or 'tensor'}"
+    per = _listed([words[dim] for dim in quant.scale_dims] or ["tensor"])
+    kind = f"one {quant.scale_dtype} scale{' and minimum' if quant.affine else ''} per {per}"
     found = [kind + PLACES[quant.scales] + (", given to new_cache" if quant.static_scale else "")]
     if quant.outer is not None:
         found.append(f"times one given scale per {' '.join(quant.outer) or 'tensor'}")
