@@ -3,8 +3,8 @@
 Reading order: ``cache``, ``given`` and ``adopt`` (buffers; ``footprint``: their bytes), ``ops`` and
 ``attention`` (checked calls; ``quick`` repeats them, ``cascade`` joins three), ``custom_ops`` (for
 torch.compile), ``manifest`` and ``loader`` (exports); then ``pool``, ``layers``, ``sequence``, ``step``,
-``attend``, ``request``, ``scheduler``, ``sampling`` and ``engine`` (continuous batching). Tokens left
-unquantised: ``raw_append`` (and ``raw_checks``), ``raw`` (who has a raw row) and ``reopen``.
+``attend``, ``request``, ``scheduler``, ``sampling``, ``transaction`` and ``engine`` (continuous batching).
+Tokens left unquantised: ``raw_append`` (and ``raw_checks``), ``raw`` (who has a raw row) and ``reopen``.
 Nothing here imports the compiler, and nothing heavy is imported before it is used.
 """
 

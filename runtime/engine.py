@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvgen.errors import ArgumentError, brief
-from kvgen.runtime.arguments import need_integers
+from kvgen.runtime.arguments import need_integer, need_integers
 from kvgen.runtime.layers import new_layers
-from kvgen.runtime.model import Library, Model
+from kvgen.runtime.model import Library, Model, need_model
 from kvgen.runtime.ops import CacheOps
 from kvgen.runtime.raw import distinct, most_rows
 from kvgen.runtime.request import Event, Request
-from kvgen.runtime.sampling import Greedy, Sampling, choose
+from kvgen.runtime.sampling import SEED_HINT, Greedy, Sampled, Sampling, choose, derived, seeded
 from kvgen.runtime.scheduler import Plan, Scheduler, Work
 from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import build_step
+from kvgen.runtime.transaction import Saved, Transaction, restore
 
 __all__ = ["Engine", "Event", "Library", "Model"]
 
@@ -34,15 +36,19 @@ class Engine:
         scales: Any = None,
         means: Any = None,
         raw_rows: int | None = None,
+        seed: int = 0,
     ) -> None:
         """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together.
 
         ``library``: one for all layers of the model, or a sequence with one for each, where layers differ
         (their page sizes may not). ``scales`` and ``means``: as for ``new_cache``, where the formats need
         them. ``raw_rows``: pages with unquantised tokens, at most; by default what
-        ``max_batch`` requests need. Raises ``ArgumentError``.
+        ``max_batch`` requests need. ``seed``: of the numbers that ``Sampled`` requests draw which have no
+        seed of their own. Raises ``ArgumentError``.
         """
+        need_model(model)
         self.model = model
+        self.seed = need_integer("seed", seed, 0, 2**64 - 1, SEED_HINT)
         options = {"scales": scales, "means": means, "raw_rows": raw_rows}
         if raw_rows is None:
             options["raw_rows"] = _rows_of(library, num_pages, max_batch)
@@ -53,13 +59,19 @@ class Engine:
         self.scheduler = Scheduler(
             self.store, max_batch=max_batch, chunk=chunk, max_positions=model.max_positions
         )
-        self._requests: dict[int, Request] = {}
-        self._next_id = 0
+        self.requests: dict[int, Request] = {}
+        """All that wait or run, by id."""
+        self.next_id = 0
+        self.untold: tuple[int, ...] = ()
+        """Requests that a step preempted which did not commit: the next one tells."""
+        self.saved: Saved | None = None
+        """The state to go back to, while a call is under way."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do."""
-        return not self._requests
+        self.recover()
+        return not self.requests
 
     def add(
         self,
@@ -80,7 +92,19 @@ class Engine:
             if not 0 <= token < self.model.vocab_size:
                 raise ArgumentError(f"prompt[{at}] = {token}: token ids are 0 to {self.model.vocab_size - 1}")
         self._check(tokens, max_new_tokens, sampling)
-        return self._enter(tokens, max_new_tokens, sampling, _stops(stop), PagedSequence(self.store))
+        stops = _stops(stop)
+        with Transaction(self):
+            seed = derived(self.seed, self.next_id)
+            request = Request(
+                self.next_id,
+                tokens,
+                len(tokens),
+                len(tokens) + max_new_tokens,
+                seeded(sampling, seed),
+                stops,
+                PagedSequence(self.store),
+            )
+            return self._enter(request)
 
     def fork(
         self,
@@ -93,53 +117,69 @@ class Engine:
         """A second request that goes on from the first one's tokens; by default as the first would.
 
         It shares the pages computed so far, if it can run at once (``max_batch``); each of the two copies
-        a page before it writes to it. Events tell only the tokens after the fork.
+        a page before it writes to it. Events tell only the tokens after the fork. A ``Sampled`` fork draws
+        numbers of its own, which its parent's seed and the number of forks before it decide; with a
+        ``sampling`` that has a seed, those of that seed.
         """
-        parent = self._find(request)
-        new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
-        how = parent.sampling if sampling is None else sampling
-        self._check(parent.tokens, new, how)
-        stops = parent.stop if stop is None else _stops(stop)
-        room = len(self.scheduler.running) < self.scheduler.max_batch
-        sequence = parent.sequence.fork() if room else PagedSequence(self.store)
-        child = self._enter(list(parent.tokens), new, how, stops, sequence)
-        self._requests[child].decoding = room and parent.decoding
-        return child
+        with Transaction(self):
+            parent = self._find(request)
+            new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
+            how = parent.sampling if sampling is None else sampling
+            self._check(parent.tokens, new, how)
+            if isinstance(how, Sampled) and (sampling is None or how.seed is None):
+                base = parent.sampling.seed if isinstance(parent.sampling, Sampled) else None
+                how = replace(how, seed=derived(self.seed if base is None else base, parent.forks + 1))
+            stops = parent.stop if stop is None else _stops(stop)
+            room = len(self.scheduler.running) < self.scheduler.max_batch
+            child = Request(
+                self.next_id,
+                list(parent.tokens),
+                parent.prompt,
+                len(parent.tokens) + new,
+                how,
+                stops,
+                parent.sequence.fork() if room else PagedSequence(self.store),
+                room and parent.decoding,
+            )
+            parent.forks += 1
+            return self._enter(child)
 
     def abort(self, request: int) -> bool:
         """Drop a request and free its pages; no event follows. False if it had finished already."""
-        if isinstance(request, int) and 0 <= request < self._next_id and request not in self._requests:
-            return False
-        self._leave(self._find(request))
-        return True
+        with Transaction(self):
+            if type(request) is int and 0 <= request < self.next_id and request not in self.requests:
+                return False
+            self._leave(self._find(request))
+            return True
 
     def step(self) -> list[Event]:
         """Compute the next step and tell what happened.
 
-        If the model raises, the step can be tried again; only its ``preempted`` events are not told.
+        Whatever is raised, KeyboardInterrupt included: nothing has happened then, and the step can be tried
+        again. (Requests that it preempted wait; the next step tells.) Should a request's logits be NaN, it
+        finishes with reason ``error``; the others go on.
         """
-        plan = Plan()
-        try:
+        with Transaction(self) as saved:
+            plan = Plan(preempted=saved.victims)
             self.scheduler.fill(plan)
-            tokens = iter(self._forward(plan.work))
-        except BaseException:
+            found = iter(self._forward(plan.work))
             for _, rows in plan.work:
-                rows.sequence.truncate(rows.sequence.length - len(rows.tokens))
-            raise
-        for _, rows in plan.work:
-            rows.sequence.settle()
-        events = [Event(request.id, "preempted") for request in plan.preempted]
-        for request, rows in plan.work:
-            if not request.decoding:
-                done, total = rows.sequence.length, len(request.tokens)
-                events.append(Event(request.id, "prefill", done=done, total=total))
-            if rows.sample:
-                events += self._extend(request, next(tokens))
-        return events
+                rows.sequence.settle()
+            events = [Event(request, "preempted") for request in self.untold]
+            self.untold = ()
+            events += [Event(request.id, "preempted") for request in plan.preempted]
+            for request, rows in plan.work:
+                if not request.decoding:
+                    done, total = rows.sequence.length, len(request.tokens)
+                    events.append(Event(request.id, "prefill", done=done, total=total))
+                if rows.sample:
+                    events += self._extend(request, next(found))
+            return events
 
     def generate(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[list[int]]:
         """The tokens generated after each prompt, a stop token included; ``options`` as for ``add``."""
-        if busy := len(self._requests):
+        self.recover()
+        if busy := len(self.requests):
             raise ArgumentError(f"{busy} requests are under way, whose events would be lost; use step()")
         try:
             prompts = iter(prompts)
@@ -164,26 +204,29 @@ class Engine:
         if not isinstance(sampling, Sampling):
             raise ArgumentError(f"sampling = {brief(sampling)}: give Greedy() or Sampled(...)")
 
-    def _enter(
-        self, tokens: list[int], new: int, sampling: Sampling, stop: frozenset[int], sequence: PagedSequence
-    ) -> int:
-        request = Request(self._next_id, tokens, len(tokens) + new, sampling, stop, sequence)
-        self._next_id += 1
-        self._requests[request.id] = request
+    def recover(self) -> None:
+        """Undo a call that was interrupted, and so was its undoing."""
+        if self.saved is not None:
+            restore(self, self.saved)
+            self.saved = None
+
+    def _enter(self, request: Request) -> int:
+        self.next_id += 1
+        self.requests[request.id] = request
         self.scheduler.add(request)
         return request.id
 
     def _find(self, request: int) -> Request:
-        if not isinstance(request, int) or request not in self._requests:
+        if type(request) is not int or request not in self.requests:
             raise ArgumentError(f"request {brief(request)}: not waiting or running; it may have finished")
-        return self._requests[request]
+        return self.requests[request]
 
     def _leave(self, request: Request) -> None:
-        del self._requests[request.id]
+        del self.requests[request.id]
         self.scheduler.remove(request)
 
-    def _forward(self, work: list[Work]) -> list[int]:
-        """Run the model; the next token of each request that samples."""
+    def _forward(self, work: list[Work]) -> list[int | str]:
+        """Run the model; the next token of each request that samples, or why there is none."""
         import torch
 
         if not work:
@@ -199,8 +242,11 @@ class Engine:
             return []
         return choose(logits, [r.sampling for r in sampling], [len(r.tokens) for r in sampling])
 
-    def _extend(self, request: Request, token: int) -> list[Event]:
-        """Give a request its next token, which may be its last."""
+    def _extend(self, request: Request, token: int | str) -> list[Event]:
+        """Give a request its next token, which may be its last; or end it for a reason."""
+        if isinstance(token, str):
+            self._leave(request)
+            return [Event(request.id, "finished", reason="error", detail=token)]
         request.tokens.append(token)
         request.decoding = True
         events = [Event(request.id, "token", token=token)]

@@ -59,6 +59,20 @@ class RawRows:
         """Raw rows that no page has."""
         return len(self._free)
 
+    def state(self) -> tuple[np.ndarray, tuple[int, ...]]:
+        """What ``restore`` takes: the row of each page, and the free rows."""
+        return self._rows.copy(), tuple(self._free)
+
+    def restore(self, state: tuple[np.ndarray, tuple[int, ...]]) -> None:
+        """Be again as when ``state`` was taken, on the device too; may be repeated."""
+        rows, free = state
+        self._rows, self._free = rows.copy(), deque(free)
+        if self.tensors:
+            import torch
+
+            for tensor in self.tensors:
+                tensor.copy_(torch.from_numpy(rows))
+
     def row(self, page: int) -> int:
         """The raw row of a page, -1 for none."""
         return int(self._rows[page])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvgen.runtime.sampling import Sampling
 from kvgen.runtime.sequence import PagedSequence
@@ -16,6 +17,9 @@ class Request:
     """Ids grow with the time of arrival."""
     tokens: list[int]
     """The prompt, then the generated tokens."""
+    prompt: int
+    """How many of ``tokens`` are the prompt. They are computed in pieces, the others one by one as they are
+    generated (and again after a preemption, where that matters: see ``scheduler``)."""
     limit: int
     """``tokens`` never grows beyond this: the prompt's length plus max_new_tokens."""
     sampling: Sampling
@@ -25,6 +29,19 @@ class Request:
     """Keys and values of the first ``sequence.length`` tokens."""
     decoding: bool = False
     """Whether only the newest token's keys and values are missing; not so again after a preemption."""
+
+    forks: int = 0
+    """Forks of it so far: each draws numbers of its own."""
+
+    def state(self) -> tuple[Any, ...]:
+        """What ``restore`` takes."""
+        return self.sequence.state(), len(self.tokens), self.decoding, self.forks
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Be again as when ``state`` was taken; may be repeated."""
+        sequence, count, self.decoding, self.forks = state
+        self.sequence.restore(sequence)
+        del self.tokens[count:]
 
     @property
     def pending(self) -> int:
@@ -47,4 +64,6 @@ class Event:
     total: int = 0
     """``prefill``: tokens to compute; after a preemption the generated ones count as well."""
     reason: str = ""
-    """``finished``: ``stop`` (a stop token) or ``length`` (max_new_tokens)."""
+    """``finished``: ``stop`` (a stop token), ``length`` (max_new_tokens) or ``error`` (see ``detail``)."""
+    detail: str = ""
+    """``finished`` with reason ``error``: what went wrong with this request."""

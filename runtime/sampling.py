@@ -6,14 +6,14 @@ how the prompt was cut into chunks, or on a preemption.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvgen.errors import ArgumentError
 from kvgen.runtime.arguments import INT64, need_integer, need_real
 from kvgen.runtime.base import Tensor
 
@@ -21,6 +21,9 @@ from kvgen.runtime.base import Tensor
 @dataclass(frozen=True)
 class Greedy:
     """The token with the highest logit; of equal ones, any."""
+
+
+SEED_HINT = "give an integer from 0 to 2**64 - 1"
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,18 @@ class Sampled:
     """Keep so many of the likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
     """Then keep the fewest likeliest tokens whose probabilities sum to this; in (0, 1]."""
-    seed: int = 0
-    """0 to 2**64 - 1."""
+    seed: int | None = None
+    """0 to 2**64 - 1: two requests with the same seed draw the same numbers, in whatever company. None: an
+    engine gives each request numbers of its own, which its ``seed`` and the request's id decide (0
+    elsewhere)."""
 
     def __post_init__(self) -> None:
         hint = "give a positive number, or use Greedy()"
         need_real("temperature", self.temperature, 0, sys.float_info.max, hint)
         need_integer("top_k", self.top_k, 0, INT64, "give a number of tokens, or 0 for all")
         need_real("top_p", self.top_p, 0, 1, "give a number above 0, up to 1 (all)")
-        need_integer("seed", self.seed, 0, 2**64 - 1, "give an integer from 0 to 2**64 - 1")
+        if self.seed is not None:
+            need_integer("seed", self.seed, 0, 2**64 - 1, SEED_HINT)
 
     def draw(self, logits_V: np.ndarray, position: int) -> int:
         """The token at ``position``, from logits whose highest is finite."""
@@ -71,7 +77,7 @@ class Sampled:
 
     def _uniform(self, position: int) -> float:
         """A number in [0, 1) that seed and position alone decide (a counter-based generator)."""
-        bits = int(np.random.Philox(key=self.seed, counter=position).random_raw())
+        bits = int(np.random.Philox(key=self.seed or 0, counter=position).random_raw())
         return (bits >> 11) * 2.0**-53
 
 
@@ -89,19 +95,28 @@ def _reach(weights: np.ndarray, share: float) -> int:
 Sampling = Greedy | Sampled
 
 
-def choose(logits_SV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+def derived(seed: int, number: int) -> int:
+    """The seed of the ``number``-th that takes its numbers from ``seed``: 64 bits that look unrelated."""
+    words = seed.to_bytes(8, "little") + number.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+
+
+def seeded(sampling: Sampling, seed: int) -> Sampling:
+    """The same with ``seed``, unless it has its own or draws nothing."""
+    own = isinstance(sampling, Sampled) and sampling.seed is None
+    return replace(sampling, seed=seed) if isinstance(sampling, Sampled) and own else sampling
+
+
+def choose(logits_SV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int | str]:
     """One token for each row of logits (S, vocab) f32: how to choose it, and the position it will have.
 
-    Raises ``ArgumentError`` for a row whose highest logit is NaN or infinite: such a row says nothing.
+    A row whose highest logit is NaN or infinite says nothing: its reason stands in place of a token.
     """
     best, ids = logits_SV.max(dim=-1)
-    for row, value in enumerate(best.tolist()):
+    found: list[int | str] = ids.tolist()
+    for row, (value, how, position) in enumerate(zip(best.tolist(), samplings, positions, strict=True)):
         if not math.isfinite(value):
-            raise ArgumentError(
-                f"logits[{row}]: the highest is {value}; the model's forward must give finite logits"
-            )
-    tokens: list[int] = ids.tolist()
-    for row, (how, position) in enumerate(zip(samplings, positions, strict=True)):
-        if isinstance(how, Sampled):
-            tokens[row] = how.draw(logits_SV[row].cpu().numpy(), position)
-    return tokens
+            found[row] = f"the highest of its logits is {value}: the model's forward must give finite ones"
+        elif isinstance(how, Sampled):
+            found[row] = how.draw(logits_SV[row].cpu().numpy(), position)
+    return found

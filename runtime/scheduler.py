@@ -4,8 +4,12 @@ Older requests go first in everything. A step has a budget of ``chunk`` tokens: 
 each, and prompts take the rest in the order of arrival, in pieces where they are longer. When pages run out
 the youngest request gives up its own and waits; it computes its tokens anew later. The oldest can thus
 always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains. Raw rows are
-counted like pages. Where tokens become codes in blocks, a piece of a prompt ends with a block wherever the
-budget beside decoding allows it: what its queries see as codes depends on where it ends.
+counted like pages.
+
+Where tokens become codes in blocks, what a query sees as codes depends on where its piece ends. There a
+request is cut by a grid of its own, whatever else is in the step: a prompt at multiples of ``piece``, as many
+whole blocks as ``chunk`` holds (at least one), and generated tokens one by one, after a preemption too. A
+piece is not cut where the budget is short; the last one of a step may exceed it.
 """
 
 from __future__ import annotations
@@ -47,13 +51,18 @@ class Scheduler:
         self.max_batch = max_batch
         self.chunk = chunk
         self.max_positions = max_positions
+        block = store.rows.block
+        self.piece = max(chunk // block * block, block) if store.rows.specs else 0
+        """Tokens between two cuts of a prompt; 0 where a request may be cut anywhere."""
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
     def check(self, tokens: int, new: int) -> None:
         """Refuse a request of ``tokens`` tokens and ``new`` more that could never finish."""
-        need_integer("max_new_tokens", new, 1, INT64, "give at least 1")
         pages, page = self.store.pool.total, self.store.page_size
+        room = min(self.max_positions, pages * page) - tokens
+        hint = f"give 1 to {room}" if room > 0 else "give at least 1"
+        need_integer("max_new_tokens", new, 1, INT64, f"{hint} (the prompt has {tokens} tokens)")
         for limit, holder in (
             (self.max_positions, "the model has positions for"),
             (pages * page, f"the pool ({pages} pages of {page} tokens) holds"),
@@ -77,18 +86,22 @@ class Scheduler:
         (self.running if request in self.running else self.waiting).remove(request)
         request.sequence.free()
 
-    def fill(self, plan: Plan) -> None:
-        """Choose the next step's work and reserve the room for it.
+    def preempt(self, request: Request) -> None:
+        """Take the pages of a running request, which waits and computes its tokens anew later."""
+        self.running.remove(request)
+        request.sequence.free()
+        request.decoding = False
+        insort(self.waiting, request, key=by_age)
 
-        Should this raise, ``plan`` holds the work that has room reserved already.
-        """
+    def fill(self, plan: Plan) -> None:
+        """Choose the next step's work and reserve the room for it."""
         budget = self.chunk
         for request in sorted(self.running, key=lambda request: not request.decoding):
-            if budget and request not in plan.preempted:
+            if budget > 0 and request not in plan.preempted:
                 budget -= self._schedule(request, budget, plan)
         # With budget left no running prompt lacks pages, so the free ones are promised to no request. What a
         # preempted request gave up did not suffice with them for an older one: it is too little for itself.
-        while budget and self.waiting and self._fits(self.waiting[0]):
+        while budget > 0 and self.waiting and self._fits(self.waiting[0]):
             request = self.waiting.pop(0)
             self.running.append(request)
             self.running.sort(key=by_age)
@@ -106,22 +119,13 @@ class Scheduler:
         return min(pages(len(request.tokens)) + 1, pages(request.limit)) <= self.store.pool.free
 
     def _schedule(self, request: Request, budget: int, plan: Plan) -> int:
-        """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages.
-
-        A piece that would end within a block, after pieces of other prompts, waits for the next step: then
-        the whole budget is used up.
-        """
+        """Reserve room for the request's next tokens; returns how many, 0 if it gave up its own pages."""
         sequence, count = request.sequence, self._piece(request, budget)
-        within = (sequence.length + count) % self.store.rows.block and count < request.pending
-        if within and any(not other.decoding for other, _ in plan.work):
-            return budget
         pool, raw = self.store.pool, self.store.rows
         while sequence.pages_needed(count) > pool.free or sequence.rows_needed(count) > raw.free:
-            victim = self.running.pop()
-            victim.sequence.free()
-            victim.decoding = False
-            insort(self.waiting, victim, key=by_age)
+            victim = self.running[-1]
             plan.preempted.append(victim)
+            self.preempt(victim)
             plan.work = [item for item in plan.work if item[0] is not victim]
             if victim is request:
                 return 0
@@ -132,7 +136,8 @@ class Scheduler:
         return count
 
     def _piece(self, request: Request, budget: int) -> int:
-        """How many tokens a request computes next: up to ``budget``, to the end of a block where it stops."""
-        done, count = request.sequence.length, min(request.pending, budget)
-        over = (done + count) % self.store.rows.block
-        return count - over if over < count < request.pending else count
+        """How many tokens a request computes next: up to ``budget``, or to the next cut of its grid."""
+        done = request.sequence.length
+        if not self.piece:
+            return min(request.pending, budget)
+        return min(self.piece - done % self.piece, request.prompt - done) if done < request.prompt else 1

@@ -54,15 +54,28 @@ class PagedSequence:
     def __init__(self, store: PageStore) -> None:
         self.store = store
         self.length = 0
-        self.num_pages = 0
-        self._ids = np.empty(8, np.int32)
+        self._ids = np.empty(0, np.int32)
+        """Page ids; replaced by every change and never written, so that ``state`` needs no copy."""
         self._settled = 0
         """The length whose raw tokens still have their rows: the one before the latest ``reserve``."""
 
     @property
     def table(self) -> np.ndarray:
-        """Page ids (num_pages,) int32: a view, good until the next change."""
-        return self._ids[: self.num_pages]
+        """Page ids (num_pages,) int32, as they are now: not to be written."""
+        return self._ids
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        return len(self._ids)
+
+    def state(self) -> tuple[np.ndarray, int, int]:
+        """What ``restore`` takes."""
+        return self._ids, self.length, self._settled
+
+    def restore(self, state: tuple[np.ndarray, int, int]) -> None:
+        """Be again as when ``state`` was taken; may be repeated. Pages are the pool's to restore."""
+        self._ids, self.length, self._settled = state
 
     def pages_needed(self, tokens: int) -> int:
         """Free pages that ``reserve(tokens)`` takes, copies of shared pages included."""
@@ -86,7 +99,6 @@ class PagedSequence:
         length = self.length + tokens
         shared = self._shared(self._written(tokens))
         fresh = self.store.pool.allocate(self.store.pages(length) - self.num_pages + len(shared))
-        count = self.num_pages + len(fresh) - len(shared)
         ids = np.concatenate([self.table, np.array(fresh[len(shared) :], np.int32)])
         ids[shared] = fresh[: len(shared)]
         rows: list[int] = []
@@ -97,8 +109,8 @@ class PagedSequence:
             self.store.rows.release(rows)
             self.store.pool.release(fresh)
             raise
-        self._hold(ids, shared, count)
-        self.length = length
+        self.store.pool.release(self._ids[shared].tolist())
+        self._ids, self.length = ids, length
 
     def settle(self) -> None:
         """Say that the reserved tokens are appended, in every layer: raw rows of tokens that have become
@@ -115,9 +127,8 @@ class PagedSequence:
         self.settle()
         child = PagedSequence(self.store)
         self.store.pool.retain(self.table.tolist())
-        child._ids = self._ids.copy()
+        child._ids = self._ids
         child.length = child._settled = self.length
-        child.num_pages = self.num_pages
         return child
 
     def truncate(self, length: int) -> None:
@@ -135,10 +146,9 @@ class PagedSequence:
         if self.store.rows.specs:
             self._reopen(length, ids)
         self.store.release(ids[keep:].tolist())
-        self.num_pages = keep
-        self._ids[:keep] = ids[:keep]
         done = self.store.rows.pages(self._settled) - self.store.rows.pages(length)
         self.store.rows.release(ids[[index for index in sorted(done) if index < keep]].tolist())
+        self._ids = ids[:keep]
         self.length = self._settled = length
 
     def free(self) -> None:
@@ -193,11 +203,3 @@ class PagedSequence:
     def _copy(self, shared: list[int], ids: np.ndarray) -> None:
         if shared:
             self.store.copy_pages(self._ids[shared].tolist(), ids[shared].tolist())
-
-    def _hold(self, ids: np.ndarray, shared: list[int], count: int) -> None:
-        """Hold the pages ``ids`` instead of the ``shared`` ones among those held so far."""
-        self.store.pool.release(self._ids[shared].tolist())
-        if count > len(self._ids):
-            self._ids = np.resize(self._ids, 2 * count)
-        self._ids[:count] = ids
-        self.num_pages = count

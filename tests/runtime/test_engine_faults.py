@@ -37,7 +37,7 @@ def test_line_34_abort_at_every_point(steps: int) -> None:
         engine.abort(99)
 
 
-@pytest.mark.parametrize("fault", ["raise", "shape", "nan"])
+@pytest.mark.parametrize("fault", ["raise", "shape"])
 def test_a_step_whose_model_fails_can_be_tried_again(fault: str) -> None:
     class Failing(TinyModel):
         fails = False
@@ -48,7 +48,7 @@ def test_a_step_whose_model_fails_can_be_tried_again(fault: str) -> None:
             if self.fails and fault == "raise":
                 raise RuntimeError("out of memory")
             if self.fails and len(logits):
-                return logits[:, :-1] if fault == "shape" else logits * torch.nan
+                return logits[:, :-1]
             return logits
 
     engine = new_engine(num_pages=9, max_batch=4, chunk=8, model=Failing())

@@ -60,14 +60,15 @@ def test_codes_give_nearly_the_exact_tokens(spec: Any) -> None:
         assert any(event.kind == "preempted" for event in events) == ("num_pages" in options)
 
 
-def test_pieces_of_prompts_end_with_blocks() -> None:
+def test_prompts_are_cut_by_a_grid_of_their_own() -> None:
     model = TinyModel(BLOCKS)
     engine = new_engine(spec=BLOCKS, model=model, max_batch=2, chunk=11)
     engine.add(PROMPTS[3], max_new_tokens=2)
     engine.add(PROMPTS[2], max_new_tokens=2)
     list(run(engine))
-    # The second prompt does not begin with the 3 tokens, then 2, that the first one leaves of the budget.
-    assert [step.kv_lens_B.tolist() for step in model.steps] == [[8], [17], [18, 9], [10]]
+    # 11 tokens hold two blocks of 4: prompts of 17 and 9 are cut at 8 and 16, whatever the other leaves of
+    # the budget.
+    assert [step.kv_lens_B.tolist() for step in model.steps] == [[8, 8], [16, 9], [10, 17], [18]]
 
 
 def test_too_few_raw_rows_are_refused_at_once() -> None:

@@ -83,6 +83,8 @@ def test_sampling(name: str, value: Any) -> None:
     if name in ("temperature", "top_p") and isinstance(value, float | np.floating) and 0 < value < 2:
         Sampled(**{name: value}).draw(np.linspace(-1, 1, 9), 3)
         return
+    if name == "seed" and value is None:
+        return  # each request its own
     with pytest.raises(ArgumentError, match=f"^{name} = "):
         Sampled(**{name: value})
 

@@ -29,7 +29,7 @@ class Queue:
     def add(self, prompt: int, new: int) -> None:
         self.scheduler.check(prompt, new)
         sequence = PagedSequence(self.store)
-        request = Request(self.count, [0] * prompt, prompt + new, Greedy(), frozenset(), sequence)
+        request = Request(self.count, [0] * prompt, prompt, prompt + new, Greedy(), frozenset(), sequence)
         self.scheduler.add(request)
         self.count += 1
 
@@ -37,7 +37,7 @@ class Queue:
         parent = self.scheduler.running[at]
         tokens, decoding = list(parent.tokens), parent.decoding
         limit, sequence = len(tokens) + new, parent.sequence.fork()
-        request = Request(self.count, tokens, limit, Greedy(), frozenset(), sequence, decoding)
+        request = Request(self.count, tokens, parent.prompt, limit, Greedy(), frozenset(), sequence, decoding)
         self.scheduler.add(request)
         self.count += 1
 
