@@ -111,7 +111,7 @@ def print_case(case: CaseReport, short: dict[str, str], threads: int) -> None:
     names = [limit.of for limit in case.limits]
     columns = ["contender", "us", "+-", "samples"]
     columns += ["GFLOP/s", "of peak"] if case.peaks else ["GB/s", "of read limit"]
-    columns += [f"over {short.get(name, name)}" for name in names] + ["error"]
+    columns += ["error", *(f"over {short.get(name, name)}" for name in names)]
     rows = []
     for row in case.rows:
         few = "~" if row.status == DISTURBED else ""
@@ -123,8 +123,8 @@ def print_case(case: CaseReport, short: dict[str, str], threads: int) -> None:
         ]
         speed, share = (row.gflop_per_s, row.of_peak) if case.peaks else (row.gb_per_s, row.fraction)
         cells += [f"{speed:.1f}" if speed else "-", f"{share.median:.2f}" if share else "-"]
-        cells += [f"{row.ratios[name].median:.2f}" if name in row.ratios else "-" for name in names]
         cells += ["-" if row.error is None else f"{row.error:.1e}"]
+        cells += [f"{row.ratios[name].median:.2f}" if name in row.ratios else "-" for name in names]
         rows.append(cells)
     title = f"{case.title}: {case.shape}, {_threads(threads)}, {case.rounds} rounds"
     output.table(columns, rows, title=title, right=columns[1:])

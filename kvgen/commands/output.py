@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvgen.commands.columns import fit, measure
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = Sequence[object]
-
-NAME_WIDTH = 20
-"""Characters up to which a first column is kept whole on a narrow terminal."""
 
 
 def is_terminal() -> bool:
@@ -116,14 +115,18 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], right: Sequence[s
     from rich.table import Table
     from rich.text import Text
 
-    frame: dict[str, Any] = {"box": box.SIMPLE_HEAD if columns else None, "show_edge": False}
-    made = Table(show_header=bool(columns), pad_edge=False, padding=(0, 1, 0, 0), **frame)
-    for i, name in enumerate(columns or [""] * (len(rows[0]) if rows else 0)):
-        options: dict[str, Any] = {"justify": "right", "no_wrap": True} if name in right else {}
-        # Names are looked for: they are never squeezed to let a description have more room.
-        least = min(NAME_WIDTH, max((len(row[0]) for row in rows), default=0)) if i == 0 else None
-        style = "cyan" if i == 0 else ""
-        made.add_column(Text(name), style=style, overflow="fold", min_width=least, **options)
-    for row in rows:
-        made.add_row(*map(Text, row))
-    console().print(made)
+    width, gap = console().width, 2 if columns else 1
+    parts = fit(measure(columns, rows, frozenset(right)), width, gap)
+    for at, widths in enumerate(parts):
+        frame: dict[str, Any] = {"box": box.SIMPLE_HEAD if columns else None, "show_edge": False}
+        made = Table(show_header=bool(columns), pad_edge=False, padding=(0, 1, 0, 0), **frame)
+        for index, size in widths.items():
+            name = columns[index] if columns else ""
+            justify: Any = "right" if name in right else "left"
+            style = "cyan" if index == 0 else ""
+            made.add_column(Text(name), style=style, overflow="fold", width=size, justify=justify)
+        for row in rows:
+            made.add_row(*(Text(row[index]) for index in widths))
+        if at:
+            console().print()
+        console().print(made)

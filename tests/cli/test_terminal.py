@@ -42,7 +42,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize(
     "words", [["list"], ["show", INT8], ["explain", INT8, "--stage", "plan"]], ids=" ".join
 )
