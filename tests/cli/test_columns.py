@@ -43,10 +43,10 @@ def recorded(specs: int) -> Report:
     names = [f"llama3-8b-{label}" for label in LABELS[:specs]]
     rows = [
         Row(
-            contender, "decode-8x4096", "bf16", spec, OK, error=3.2e-3 / (at + 1), nbytes=1 << 30, sets=2, calls=3,
+            contender, "decode-8x4096", "bf16", spec, OK, error=3.2e-3 / (at + 1), sets=2, calls=3,
             seconds=figure(1.2345e-4 * 9**at % 2), gb_per_s=17.7 + at, fraction=figure(0.93),
-            ratios={name: figure(1.01 * (at + 1) ** 3) for name in names}, samples=dict.fromkeys(range(30), 1.0),
-            dropped=at,
+            ratios={name: figure(1.01 * (at + 1) ** 3) for name in names},
+            samples=dict.fromkeys(range(30), 1.0), dropped=at,
         )
         for at, (contender, spec) in enumerate(
             [(f"kvgen {name}", name) for name in names]
@@ -55,8 +55,10 @@ def recorded(specs: int) -> Report:
     ]  # fmt: skip
     limits = tuple(Limit(name, 2, 1 << 30, figure(1.9e10), 0) for name in names)
     shape = "32 query and 8 KV heads of 128"
-    case = CaseReport("decode-8x4096", "Decode, 8 requests of 4,096 keys", shape, 30, limits, {}, None, None, 0,
-                      tuple(rows), {}, None)  # fmt: skip
+    case = CaseReport(
+        "decode-8x4096", "Decode, 8 requests of 4,096 keys", shape, 30, limits, {}, None, None, 0,
+        tuple(rows), {}, None,
+    )  # fmt: skip
     values: dict[str, Any] = {field.name: "?" for field in dataclasses.fields(Facts)}
     facts = Facts(**values | {"threads": 2, "l3_bytes": 1 << 25})
     return Report(facts, dict.fromkeys(names, "0" * 64), True, (case,))
