@@ -112,10 +112,13 @@ FORMAT, KEY, INDEX, FUNCTION, LIST, TARGET = (
 """Kinds of names, for ``suggest``."""
 
 
-def suggest(name: Any, known: Collection[str], kind: tuple[Mapping[str, str], ...] = ()) -> str | None:
+def suggest(
+    name: Any, known: Collection[str], kind: tuple[Mapping[str, str], ...] = (), *, guess: bool = True
+) -> str | None:
     """The one of ``known`` that is meant by ``name``; None where nothing resembles it.
 
-    Spelling first (capitals, blanks, ``torch.``), then what others call it, then the nearest by letters.
+    Spelling first (capitals, blanks, ``torch.``), then what others call it, then (``guess``) the nearest by
+    letters.
     """
     if not isinstance(name, str):
         return None
@@ -127,7 +130,7 @@ def suggest(name: Any, known: Collection[str], kind: tuple[Mapping[str, str], ..
         if (meant := table.get(plain)) in known:
             return meant
     # Of a long name only the start is compared: the time grows with the square of the length.
-    near = difflib.get_close_matches(plain, folded, 1, 0.5)
+    near = difflib.get_close_matches(plain, folded, 1, 0.5) if guess else []
     return folded[near[0]] if near else None
 
 

@@ -187,7 +187,7 @@ def _group(
         group = {"tok": 1, "head": 1}
     unknown = [key for key in group if isinstance(key, str) and key not in ("tok", "head", "d")]
     for key in unknown:
-        note_unknown(problems, f"{path}.group.{key}", key, group[key], GROUP_KEYS)
+        note_unknown(problems, f"{path}.group.{key}", key, group, GROUP_KEYS)
     if unknown:
         return None
     # Keys may be anything here, so they are compared as a set: they need not sort.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvgen.errors import ABSENT, Diagnostic, brief
 from kvgen.names import KEY, suggest
-from kvgen.passes.fields import CHOICES, REQUIRED, Field
+from kvgen.passes.fields import CACHE, CHOICES, REQUIRED, ROPE, Field, quant_fields
 
 Problems = list[Diagnostic]
 
@@ -88,20 +88,40 @@ def read_table(fields: Mapping[str, Field], table: Any, path: str, problems: Pro
         )
     meant = set()
     for key in unknown[:MOST_UNKNOWN]:
-        meant.add(note_unknown(problems, f"{prefix}{_showable(key)}", key, table[key], fields))
+        meant.add(note_unknown(problems, f"{prefix}{_showable(key)}", key, table, fields))
     return {name: _read(name, f, table, prefix, problems, name in meant) for name, f in fields.items()}
 
 
-def note_unknown(problems: Problems, path: str, key: Any, value: Any, fields: Mapping[str, Field]) -> str:
-    """Record an unknown key with the known one that is meant, which is returned, or with all of them."""
-    meant = suggest(key, fields, KEY)
+def note_unknown(
+    problems: Problems, path: str, key: Any, table: Mapping[Any, Any], fields: Mapping[str, Field]
+) -> str:
+    """Record an unknown key with the known one that is meant, which is returned, or with its table, or with
+    all known ones."""
+    value, meant = table[key], suggest(key, fields, KEY, guess=False)
+    home = "" if meant else _home(key)
+    meant = meant or (None if home else suggest(key, fields))
     if meant is None:
-        note(problems, path, value, "unknown key", f"known keys: {', '.join(fields)}")
+        note(problems, path, value, "unknown key", home or f"known keys: {', '.join(fields)}")
         return ""
     instead = () if fields[meant].check(value) is None else _near(fields[meant], value)
     hint = f"did you mean {meant} = {instead[0]!r}?" if instead else f"did you mean {meant!r}?"
     note(problems, path, value, "unknown key", hint, works=instead[:1], rename=meant)
     return meant
+
+
+def _home(key: Any) -> str:
+    """Where a key belongs that is none of its table; empty where it is none at all."""
+    from kvgen.variants import attention_fields
+
+    for where, fields in (
+        ("[attention]", attention_fields()),
+        ("[cache]", CACHE),
+        ("[cache.k] and [cache.v]", quant_fields()),
+        ("[attention.rope]", ROPE),
+    ):
+        if isinstance(key, str) and key in fields:
+            return f"it belongs into {where}"
+    return ""
 
 
 def _near(field: Field, value: Any) -> tuple[Any, ...]:
