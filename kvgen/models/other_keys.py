@@ -45,28 +45,36 @@ SYNONYMS = {
 }
 """Key -> the field that must say the same."""
 
-PROSE = re.compile(
-    r"_.*|auto_map|transformers(\..*|_version|_weights)?|torch_?(dtype|script)|dtype|model_name|name(_or_path)?"
-    r"|use_(b?float16|cache|return_dict)|return_dict\w*|output_\w+|gradient_checkpointing\w*|task_\w+"
-    r"|id2label|label2id|num_labels|problem_type|finetuning_task|tokenizer_class|tf_legacy_loss|prefix"
-    r"|(max|min|target|model_max|initial_context|training)_(seq(uence)?_)?len(gth)?|seq_len(gth)?"
-    r"|do_sample|temperature|top_[kp]|typical_p|num_(beams|beam_groups|return_sequences)|early_stopping"
-    r"|\w+_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|begin_suppress_tokens"
-    r"|suppress_tokens|remove_invalid_values|forced_\w+|exponential_decay_length_penalty|\w*token_ids?"
-    r"|\w*dropout\w*|\w*flash\w*|\w*attn_implementation\w*|experts_implementation|cache_implementation"
-    r"|\w*initiali[sz]er\w*|init_(std|method)\w*|\w*loss\w*|seq_aux|ep_size|use_mems?_efficient\w*"
-    r"|chunk_size_feed_forward"
-    r"|num_(nextn_predict|mtp)_layers|unsloth\w*|neftune\w*|license|language|pruned_heads|tie_encoder_decoder"
-    r"|n_(ctx|positions)|is_decoder"
-)
-"""Keys of training, of loading, of drawing (which each request decides) and of names: no arithmetic."""
 
-ARITHMETIC = re.compile(
-    r"attn|attention|causal|bidirectional|mask|rope|rotary|alibi|position|window|sink|cap|clip|bias|scal|mult"
-    r"|mup|norm|quant|compress|bits|sparse|lora|adapter|expert|moe|router|topk|residual|embed|parallel|layer"
-    r"|head|logit|softmax|gate|act|conv|swiglu|theta|freq|interleave|_config$|extra_"
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
+
+
+PROSE = _any_of(
+    # Who made it, with what.
+    r"_.*|name(_or_path)?|model_name|license|language|transformers(_version|\..*)|auto_map|tokenizer_class",
+    r"unsloth\w*|neftune\w*|prefix|finetuning_task|task_\w+|problem_type|id2label|label2id|num_labels",
+    # Training.
+    r"\w*dropout\w*|layer_?drop\w*|\w*loss\w*|\w*initiali[sz]er\w*|init_(std|method)\w*|seq_aux|ep_size",
+    r"(gradient|activation)_checkpoint\w*|num_(nextn_predict|mtp)_layers|pruned_heads|tie_encoder_decoder",
+    # Loading.
+    r"dtype|torch_?(dtype|script)|use_(cache|b?float16|return_dict)|return_dict\w*|output_\w+|tf_legacy_loss",
+    r"\w*flash\w*|\w*(attn|experts|cache)_implementation\w*|chunk_size_feed_forward|is_decoder|multiple_of",
+    # Lengths that positions do not stop at, and what each request decides.
+    r"(max|min|target|model_max|initial_context|training)_(seq(uence)?_)?len(gth)?|seq_len(gth)?|n_(ctx|positions)",
+    r"do_sample|temperature|top_[kp]|typical_p|num_(beams|beam_groups|return_sequences)|early_stopping",
+    r"\w+_penalty|(encoder_)?no_repeat_ngram_size|(begin_)?suppress_tokens|bad_words_ids|forced_\w+",
+    r"remove_invalid_values|\w*_token(_ids?)?",
 )
-"""Words of arithmetic: what a key with one of them asks for has to be done, or refused."""
+"""Keys that say nothing about arithmetic, whole."""
+
+ARITHMETIC = _any_of(
+    r"attn|attention|causal|bidirectional|mask|window|sink|softmax|logit|soft_?cap|clip|head|interleave",
+    r"rope|rotary|alibi|position|theta|freq|scal|mult|mup|norm|residual|embed|parallel|layer|bias",
+    r"quant|compress|bits|sparse|lora|adapter|expert|moe|router|topk|gated?\b|gate_|swiglu|activation|_act",
+    r"conv(?!er)|_config$|extra_",
+)
+"""Words of arithmetic inside a key: what it asks for has to be done, or refused."""
 
 
 def other_keys(config: dict[str, Any], family: Family, used: Any) -> Iterator[tuple[str, bool]]:

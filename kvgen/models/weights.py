@@ -176,7 +176,7 @@ def check_report(report: dict[str, Any], config: dict[str, Any], whole: Any, fol
     if left:
         raise ArgumentError(
             f"{folder}: {len(left)} weights are unknown to this model's code, first {left[0]}; "
-            f"they would be left out: check model_type and the biases in {CONFIG}, or remove them"
+            f"they would be left out: check {CONFIG}, for example attention_bias, or remove them"
         )
     for kind in ("error_msgs", "conversion_errors"):
         if report.get(kind):
@@ -188,8 +188,7 @@ def _left_out(names: Iterable[Any], config: dict[str, Any], whole: Any) -> Itera
     for name in map(str, names):
         layer = LAYER.fullmatch(name)
         beyond = layer and int(layer.group(1)) >= whole.num_hidden_layers  # checked by its number before
-        twin = whole.tie_word_embeddings and name == "lm_head.weight"  # compared after the load
-        if not (LEFTOVERS.fullmatch(name) or twin or beyond):
+        if not (LEFTOVERS.fullmatch(name) or beyond):
             yield name
 
 
