@@ -37,6 +37,8 @@ class Mask:
     """Conditions on (row, key); empty where all rows see the same keys."""
     loads: tuple[TileLoad, ...]
     """What the conditions read in each tile."""
+    coded: bool = False
+    """Whether tiles without a mask hold codes only: those with raw tokens are masked."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,13 @@ def segments(mask: Mask) -> tuple[Segment, ...]:
     start = "kv_lo // TILE * TILE" if mask.cuts else "kv_lo"
     if mask.never_full:
         return (Segment(start, "kv_hi", True, "all tiles: any may hold keys that some row does not see"),)
-    tail = Segment(
-        "body_hi", "kv_hi", True, "the last tiles: past the end of the keys, or not seen by every row"
-    )
-    body = Segment("body_lo", "body_hi", False, "full tiles, seen by every row: no masks")
+    codes, raw = (" of codes", ", or with raw tokens") if mask.coded else ("", "")
+    last = f"the last tiles: past the end of the keys, or not seen by every row{raw}"
+    tail = Segment("body_hi", "kv_hi", True, last)
+    body = Segment("body_lo", "body_hi", False, f"full tiles{codes}, seen by every row: no masks")
     if not mask.peels_front:
         return (body, tail)
-    return (Segment(start, "body_lo", True, "the first tiles: not seen by every row"), body, tail)
+    return (Segment(start, "body_lo", True, f"the first tiles: not seen by every row{raw}"), body, tail)
 
 
 def _limit(node: Node | None, default: str, printer: Printer, *, cut: bool = True) -> str:

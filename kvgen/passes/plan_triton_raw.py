@@ -43,7 +43,8 @@ def raw_mask(mask: Mask, spec: Spec) -> Mask:
     if raw.keep_first:
         lo = "KEEP_FIRST" if lo == "0" else f"tl.maximum({lo}, KEEP_FIRST)"
     hi = "closed_end" if hi == "kv_len" else f"tl.minimum({hi}, closed_end)"
-    return replace(mask, full_lo=lo, full_hi=hi, peels_front=mask.peels_front or raw.keep_first > 0)
+    front = mask.peels_front or raw.keep_first > 0
+    return replace(mask, full_lo=lo, full_hi=hi, peels_front=front, coded=True)
 
 
 def raw_lines(spec: Spec) -> tuple[tuple[str, ...], tuple[Constant, ...], str]:

@@ -83,3 +83,16 @@ def test_a_heading_says_how_each_side_is_stored(target: str) -> None:
         text = assemble(validate(raw), target, tune="off").source("decode", "single")
         assert wanted in text[:600]
         assert target == "cpu-portable" or f"over {heads} KV head{'s' * (heads > 1)} of" in text
+
+
+@pytest.mark.parametrize("keep", [{}, {"keep_first": 4, "keep_last": 16}])
+def test_what_a_loop_is_said_to_visit_holds_of_raw_tokens_too(keep: dict[str, int]) -> None:
+    """At 45e598f tiles were masked "as not every row sees them" where they hold raw tokens."""
+    raw = {
+        "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64},
+        "cache": {"page_size": 16, "k": {"format": "int8"}, "v": {"format": "int8"}, **keep},
+    }
+    text = assemble(validate(raw), "sm_90", tune="off").source("decode", "single")
+    assert ("# The first tiles: not seen by every row, or with raw tokens." in text) == bool(keep)
+    assert ("or not seen by every row, or with raw tokens." in text) == bool(keep)
+    assert ("# Full tiles of codes, seen by every row: no masks." in text) == bool(keep)
