@@ -75,7 +75,7 @@ Compare = Annotated[
     typer.Option("--compare", metavar="OLD.json", help="Show what changed since an earlier --json."),
 ]
 Plot = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE.svg|png", help="Draw GB/s against the read limit.")
+    str | None, typer.Option("--plot", metavar="FILE.svg|png|pdf", help="Draw times as bars, fastest first.")
 ]
 GpuCheck = Annotated[
     str | None,

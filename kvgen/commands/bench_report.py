@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvgen.bench.report import DISTURBED, OK, WRONG
 from kvgen.commands import output
-from kvgen.commands.tune_report import scaled
+from kvgen.units import scaled
 
 if TYPE_CHECKING:
     from kvgen.bench.compare import Comparison

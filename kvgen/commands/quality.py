@@ -49,7 +49,8 @@ def run(
         str, typer.Option("--q-dtype", metavar="TYPE", help="Of queries and raw tokens: f32, bf16 or f16.")
     ] = "f32",
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw KL against bits: a .png or .svg.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw KL against bits: .png, .svg or .pdf."),
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvgen.commands import output
+from kvgen.units import scaled
 
 if TYPE_CHECKING:
     from kvgen.ir import Schedule
@@ -126,14 +127,6 @@ def changes(default: Schedule, winner: Schedule) -> str:
         f"{knob} {before.get(knob)}->{value}" for knob, value in after.items() if before.get(knob) != value
     ]
     return ", ".join(changed) or "nothing"
-
-
-def scaled(seconds: float | None, unit: float) -> str:
-    """A time in a unit of so many seconds, with three digits or more."""
-    if seconds is None:
-        return "-"
-    value = seconds / unit
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from kvgen.bench.plot import OURS, need_plot
+from kvgen.bench.plot import OURS, need_plot, undated
 
 if TYPE_CHECKING:
-    from kvgen.models.quality import Report
+    from kvgen.models.quality import Report, Row
 
 __all__ = ["draw", "need_plot"]
+
+BITS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+"""Ticks of the axis of bits: 1.5 times apart at most."""
 
 
 def draw(report: Report, path: str) -> None:
@@ -29,14 +33,30 @@ def draw(report: Report, path: str) -> None:
         )
     panel.plot([row.bits for row in rows], [row.kl_nats for row in rows], "o", color=OURS)
     if rows:
-        panel.set_yscale("log")
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter("{x:g}")
+        _axes(panel, rows)
     panel.set_xlabel(f"bits for each element; lines: with raw tokens, at {report.context}", fontsize=9)
     panel.set_ylabel("KL to f32 pages, nats", fontsize=9)
     panel.set_title(f"{report.model}: {report.tokens} tokens in contexts of {report.context}", fontsize=10)
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    figure.savefig(path, metadata=undated(path))
     pyplot.close(figure)
+
+
+def _axes(panel: Any, rows: Sequence[Row]) -> None:
+    """Both logarithmic, with room enough around the points for two ticks or more."""
+    from matplotlib import ticker
+
+    bits = [value for row in rows for value in (row.bits, row.bits_at_context)]
+    panel.set_xscale("log", base=2)
+    panel.set_xlim(min(bits) / 1.5, max(bits) * 1.5)
+    panel.xaxis.set_major_locator(ticker.FixedLocator(BITS))
+    panel.xaxis.set_minor_locator(ticker.NullLocator())
+    panel.set_yscale("log")
+    panel.set_ylim(min(row.kl_nats for row in rows) / 2.5, max(row.kl_nats for row in rows) * 2.5)
+    wide = max(row.kl_nats for row in rows) > 100 * min(row.kl_nats for row in rows)
+    panel.yaxis.set_major_locator(ticker.LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:g}")

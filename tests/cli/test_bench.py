@@ -77,7 +77,7 @@ def test_a_wrong_kernel_ends_with_one(kvgen: Any, monkeypatch: pytest.MonkeyPatc
         ((BF16, "--case", "copy", "--batch", "3"), "--case copy: has its own shape"),
         ((BF16, "--peers", "sdpa"), "--peers sdpa: no such peer"),
         ((BF16, "--context", "4", "--queries", "5"), "--queries 5"),
-        ((BF16, "--plot", "x.pdf"), "--plot x.pdf: give a name that ends in"),
+        ((BF16, "--plot", "x.jpg"), "--plot x.jpg: give a name that ends in"),
         ((BF16, "--plot", "absent/x.svg"), "--plot absent/x.svg: no such folder"),
         ((BF16, "--compare", "absent.json"), "absent.json: No such file"),
         ((BF16, "absent/x.json", "--json"), "--json absent/x.json: no such folder"),

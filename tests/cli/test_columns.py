@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 from typing import Any
@@ -12,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kvgen.bench.facts import Facts
-from kvgen.bench.report import OK, CaseReport, Limit, Report, Row
-from kvgen.bench.stats import Figure
 from kvgen.commands import bench_report, columns, output
-
-LABELS = ["bf16", "f16", "int8", "int8-fast", "int4-fast", "e4m3-blocks-of-32", "nvfp4", "kivi-keep-4"]
+from tests.support.bench_reports import recorded
 
 
 @pytest.fixture
@@ -32,36 +27,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
         return written
 
     return make
-
-
-def figure(value: float) -> Figure:
-    return Figure(value, value * 0.99, value * 1.01, 30)
-
-
-def recorded(specs: int) -> Report:
-    """A report as a run leaves it, with figures of every length."""
-    names = [f"llama3-8b-{label}" for label in LABELS[:specs]]
-    rows = [
-        Row(
-            contender, "decode-8x4096", "bf16", spec, OK, error=3.2e-3 / (at + 1), sets=2, calls=3,
-            seconds=figure(1.2345e-4 * 9**at % 2), gb_per_s=17.7 + at, fraction=figure(0.93),
-            ratios={name: figure(1.01 * (at + 1) ** 3) for name in names},
-            samples=dict.fromkeys(range(30), 1.0), dropped=at,
-        )
-        for at, (contender, spec) in enumerate(
-            [(f"kvgen {name}", name) for name in names]
-            + [("sdpa-gqa", None), ("flex-attention-compiled", None), ("vllm-32", None)]
-        )
-    ]  # fmt: skip
-    limits = tuple(Limit(name, 2, 1 << 30, figure(1.9e10), 0) for name in names)
-    shape = "32 query and 8 KV heads of 128"
-    case = CaseReport(
-        "decode-8x4096", "Decode, 8 requests of 4,096 keys", shape, 30, limits, {}, None, None, 0,
-        tuple(rows), {}, None,
-    )  # fmt: skip
-    values: dict[str, Any] = {field.name: "?" for field in dataclasses.fields(Facts)}
-    facts = Facts(**values | {"threads": 2, "l3_bytes": 1 << 25})
-    return Report(facts, dict.fromkeys(names, "0" * 64), True, (case,))
 
 
 @pytest.mark.parametrize("width", [80, 100])

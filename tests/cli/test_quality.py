@@ -82,7 +82,7 @@ def test_a_plot(kvgen: Kvgen, words: list[object], tmp_path: Path) -> None:
     [
         (["int5"], "SPEC int5: no such pages; did you mean int8? There are f32, bf16, int8"),
         (["none.toml"], "no such file"),
-        (["--plot", "loss.pdf"], "--plot loss.pdf: give a name that ends in .png or .svg"),
+        (["--plot", "loss.jpg"], "--plot loss.jpg: give a name that ends in .png, .svg or .pdf"),
         (["--q-dtype", "f64"], "--q-dtype f64: no such type; did you mean f32? There are f32, bf16, f16"),
         (["examples/llama3-8b-int8.toml", "--page-size", 8], "--page-size 8: examples/llama3-8b-int8.toml"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.commands.tune_report import changes, duration, scaled
+from kvgen.commands.tune_report import changes, duration
 from kvgen.errors import UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import OPS
@@ -22,6 +22,7 @@ from kvgen.tune.device import device_name
 from kvgen.tune.key import key_of
 from kvgen.tune.outcome import BucketReport, OpReport, Outcome, Step, Trial, TuneReport
 from kvgen.tune.space import space_of, spec_facts
+from kvgen.units import scaled
 
 DONE = "decode: done: best 87.3 us, default 200 us"
 INT8 = "examples/llama3-8b-int8.toml"
