@@ -2,10 +2,14 @@
 
 The user cache folder is ``$KVGEN_CACHE_DIR``, else ``$XDG_CACHE_HOME/kvgen``, else ``~/.cache/kvgen``. When
 that cannot be written (read-only home, no ``HOME``, full disk) work goes on in a temporary folder of this
-process, with one warning: a missing cache costs time, never a result.
+process, with one warning: a missing cache costs time, never a result. So it does where somebody else could
+have written to it (see ``kvgen.trust``), since what is read back is run.
 
 Nothing here takes a lock. A file or folder is made under a temporary name *in the same folder* and renamed
 into place, so a killed process leaves neither a stale lock nor a half-written file under the final name.
+
+A new cache folder is open to its owner only (0700). What is made in it nobody else may write to, whatever
+the umask, but others could read it: to share a cache is one ``chmod`` of the root away.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
+
+from kvgen import trust
 
 SUBFOLDERS = ("build", "tune", "triton")
 """The folders inside the cache root: compiled CPU libraries, tuning records, Triton's own cache."""
@@ -38,9 +44,15 @@ UNWRITABLE = frozenset(
 )
 """Values of ``OSError.errno`` that mean "this folder cannot take files" rather than "kvgen has a bug"."""
 
+REMEDY = "Set KVGEN_CACHE_DIR to a writable folder to keep what is built"
+FOLDER_MODE = 0o755
+"""Most rights of a folder inside a cache, less the umask."""
+FILE_MODE = 0o644
+"""Most rights of a file inside a cache, less the umask."""
+
 
 class CacheWarning(UserWarning):
-    """The cache is not as it should be (unwritable, or a damaged entry); results are unaffected."""
+    """The cache is not as it should be (unwritable, a stranger's, damaged); results are unaffected."""
 
 
 _lock = threading.Lock()
@@ -84,16 +96,39 @@ def subfolder(name: str) -> Path:
     return writable(cache_root() / name)
 
 
+def readable(name: str) -> Path | None:
+    """One of ``SUBFOLDERS`` as it is, if what lies there may be loaded; it need not exist or be writable.
+
+    None where no cache folder is configured; as ``subfolder``, with a warning, where it is not to be trusted.
+    """
+    root = configured_root()
+    if root is None or not trust.fault(root / name):
+        return root and root / name
+    return subfolder(name)
+
+
 def writable(folder: Path) -> Path:
-    """``folder``, made if need be, if files can really be written there; else a temporary one (warned)."""
+    """``folder``, made if need be, if files can really be written there and what others wrote cannot get in;
+    else a temporary one (warned)."""
+    if not is_temporary(folder) and (reason := trust.fault(folder)):
+        return fallback(str(folder), reason, trust.remedy(folder))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
         probe(folder)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         return fallback(str(folder), f"it cannot be written ({error.strerror})")
     return folder
+
+
+def make(folder: Path) -> None:
+    """Make a folder and what is missing above it. Inside the cache others may read, elsewhere nothing."""
+    root = configured_root()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=FOLDER_MODE if root in path.parents else 0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # raises where it is a file
 
 
 def probe(folder: Path) -> None:
@@ -114,21 +149,22 @@ def is_temporary(folder: Path) -> bool:
     return _temporary is not None and folder.is_relative_to(_temporary)
 
 
-def fallback(what: str, reason: str) -> Path:
+def fallback(what: str, reason: str, remedy: str = REMEDY) -> Path:
     """A folder for ``what`` in this process's temporary folder, removed at exit; warns once per ``what``."""
     global _temporary
     with _lock:
         if _temporary is None or not _temporary.is_dir():
             _temporary = Path(tempfile.mkdtemp(prefix="kvgen-cache-"))
             atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
+            trust.vouch(_temporary)
         first = what not in _warned
         _warned.add(what)
         folder = _temporary / (what.strip(os.sep).replace(os.sep, "_").replace(" ", "_")[-100:] or "root")
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
     if first:
         warnings.warn(
             f"cache folder {what}: {reason}; using {folder} until this process ends. "
-            "Set KVGEN_CACHE_DIR to a writable folder to keep what is built.",
+            f"{remedy[0].upper()}{remedy[1:]}.",
             CacheWarning,
             stacklevel=3,
         )
@@ -144,7 +180,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     payload = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     # Not mkstemp: its mode 0600 would stay, and a cache shared between users could not be read.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(payload)

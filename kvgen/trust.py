@@ -51,7 +51,16 @@ def require(path: Path | str, *, below: bool = False) -> None:
 
 def remedy(path: Path | str) -> str:
     """What a user can do about a fault."""
-    return f"mend its owner or mode, or set {VARIABLE}={path} if you trust what is there"
+    return f"mend its owner or mode, or set {VARIABLE}={path} if you trust all who may write there"
+
+
+def vouch(path: Path) -> None:
+    """Trust what this process keeps in a folder of its own, here and in the processes that it starts.
+
+    For where no folder is fit: a system whose root belongs to another, as in some containers.
+    """
+    if fault(path):
+        os.environ[VARIABLE] = os.pathsep.join(filter(None, (os.environ.get(VARIABLE), str(path))))
 
 
 def inside(folder: Path, name: object) -> Path:
@@ -107,7 +116,7 @@ def _walk(path: str) -> tuple[str, str]:
 
 def _of(status: os.stat_result, path: str, *, last: bool) -> str:
     """What is wrong with the owner or mode of one file, folder or link on the way."""
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in _owners():
         return f"{path} belongs to {_user(status.st_uid)}, neither to you nor to root"
     if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and not last):
         return ""
@@ -117,6 +126,10 @@ def _of(status: os.stat_result, path: str, *, last: bool) -> str:
     if status.st_mode & stat.S_IWGRP and not _private(status, path):
         return f"the group {_group(status.st_gid)} may write to {path} {mode}"
     return ""
+
+
+def _owners() -> tuple[int, ...]:
+    return 0, os.geteuid()
 
 
 def _private(status: os.stat_result, path: str) -> bool:

@@ -41,7 +41,7 @@ class ExportedLibrary(CacheOps):
 
     def source(self, op: str, variant: str = "") -> str:
         """The readable source of ``op``, as exported."""
-        return self._entry(op, variant).source.verify(self.folder).read_text(encoding="utf-8")
+        return self._entry(op, variant).source.content(self.folder).decode()
 
     def _entry(self, op: str, variant: str) -> Exported:
         if (op, variant) in self._entries:

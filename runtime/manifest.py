@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvgen import bounded, trust
 from kvgen.errors import ToolchainError, brief
 from kvgen.ir import CODECS, Codec, PageRecord, Schedule, Spec
 from kvgen.ir.codec import register
@@ -18,6 +19,9 @@ SCHEMA = 2
 """Version of the manifest's fields."""
 
 NAME = "manifest.json"
+
+MOST_MANIFEST, MOST_FILE = 64 << 20, 1 << 30
+"""Most bytes of a manifest, and of a file that it names."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +39,34 @@ class File:
         return cls(path, len(data), hashlib.sha256(data).hexdigest())
 
     def verify(self, folder: Path) -> Path:
-        """The file's full path, after reading it; ``ToolchainError`` where it is not what was exported."""
-        path = folder / self.path
+        """The file's full path, after reading it.
+
+        Raises ``ToolchainError`` where it is not what was exported, lies elsewhere or others may write to it.
+        """
+        return self._read(folder)[0]
+
+    def content(self, folder: Path) -> bytes:
+        """What is in the file; ``ToolchainError`` as for ``verify``."""
+        return self._read(folder)[1]
+
+    def _read(self, folder: Path) -> tuple[Path, bytes]:
         try:
-            data = path.read_bytes()
+            path = trust.inside(folder, self.path)
+        except ValueError as error:
+            raise ToolchainError(f"{folder / NAME}: {error}; export the library again") from None
+        trust.require(path)
+        try:
+            data = bounded.read(path, MOST_FILE, exactly=self.size)
+            why = "" if File.of(self.path, data) == self else "content changed"
         except OSError as error:
             raise ToolchainError(f"{path}: {error.strerror}; export the library again") from error
-        if File.of(self.path, data) != self:
-            why = f"{len(data)} bytes instead of {self.size}" if len(data) != self.size else "content changed"
+        except bounded.RefusedError as error:
+            why = str(error)
+        if why:
             raise ToolchainError(
                 f"{path}: not the file that {NAME} vouches for ({why}); it is not used. Export again"
             )
-        return path
+        return path, data
 
 
 @dataclass(frozen=True)
@@ -130,12 +150,12 @@ def read_body(folder: Path) -> dict[str, Any]:
     """The values of the manifest in ``folder``, as written; ``ToolchainError`` where they are not."""
     path = folder / NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = bounded.read_json(path, MOST_MANIFEST)
     except OSError as error:
         raise ToolchainError(
             f"{path}: {error.strerror}; give the folder of a package that `kvgen export` wrote"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ToolchainError(f"{path}: no JSON ({error}); export the library again") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         has = brief(found.get("schema")) if isinstance(found, dict) else type(found).__name__
@@ -150,7 +170,9 @@ def read_manifest(folder: Path) -> Manifest:
 
     Codecs that it brings along are registered for the rest of the process.
     """
-    path, found = folder / NAME, read_body(folder)
+    path = folder / NAME
+    trust.require(path)
+    found = read_body(folder)
     try:
         _learn(path, found.get("codecs", ()))
         manifest = Manifest(

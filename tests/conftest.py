@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # What a developer's shell may hold, and what would change the outcome of a test.
-SCRUBBED = ("KVGEN_AUTOTUNE_EFFORT", "KVGEN_CACHE_DIR", "KVGEN_LOG", "KVGEN_PRINT_CODE")
+SCRUBBED = ("KVGEN_AUTOTUNE_EFFORT", "KVGEN_CACHE_DIR", "KVGEN_LOG", "KVGEN_PRINT_CODE", "KVGEN_TRUST")
 
 # CPU rows and optional features, and the flags they stand on, in the words of /proc/cpuinfo. On purpose not
 # kvgen's own probe, whose fault would skip the tests that find it; packaging/test_conftest.py compares them.

@@ -32,8 +32,8 @@ EXTRAS = {
 """Optional packages, and what they are for."""
 
 ENVIRONMENT = (
-    "KVGEN_CACHE_DIR", "KVGEN_CXX", "CXX", "KVGEN_NUM_THREADS", "KVGEN_LOG", "KVGEN_PRINT_CODE",
-    "KVGEN_AUTOTUNE_EFFORT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+    "KVGEN_CACHE_DIR", "KVGEN_TRUST", "KVGEN_CXX", "CXX", "KVGEN_NUM_THREADS", "KVGEN_LOG",
+    "KVGEN_PRINT_CODE", "KVGEN_AUTOTUNE_EFFORT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
 )  # fmt: skip
 """Variables that change what kvgen does."""
 
@@ -136,12 +136,16 @@ def gpu() -> Iterator[Finding]:
 
 def folders() -> Iterator[Finding]:
     """Where kvgen keeps what it builds."""
-    from kvgen import paths
+    from kvgen import paths, trust
 
     root = paths.configured_root()
     hint = "set KVGEN_CACHE_DIR to a writable folder, or everything is built anew by each process"
     if root is None:
         yield Finding("Cache", "folder", "none configured", hint)
+        return
+    if reason := trust.fault(root):
+        yield Finding("Cache", "folder", f"{root}: not used ({reason})", trust.remedy(root))
+        yield Finding("Cache", "free space", "unknown")
         return
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     try:

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvgen import paths
+from kvgen import bounded, paths, trust
 from kvgen.backends.triton.cubin import Part
 from kvgen.errors import ToolchainError, brief
 from kvgen.gpu_check.recorded import Recorded, from_json
 from kvgen.ir import PageRecord, Schedule, Spec
-from kvgen.runtime.manifest import NAME, File, sealed
+from kvgen.runtime.manifest import MOST_MANIFEST, NAME, File, sealed
 
 SCHEMA = 1
 """Version of the manifest's fields."""
@@ -42,7 +42,7 @@ class Binary:
 
     def part(self, folder: Path) -> Part:
         """What the launcher takes; the file is read and compared with what was prepared."""
-        cubin = self.file.verify(folder).read_bytes()
+        cubin = self.file.content(folder)
         return Part(self.name, self.signature, self.num_warps, self.shared, self.scratch, cubin)
 
 
@@ -124,10 +124,11 @@ def read(folder: Path) -> Manifest:
     """The manifest of a prepared folder; ``ToolchainError`` says what is wrong with it."""
     path = folder / NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        trust.require(path)
+        found = bounded.read_json(path, MOST_MANIFEST)
     except OSError as error:
         raise ToolchainError(f"{path}: {error.strerror}; {PREPARE}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ToolchainError(f"{path}: no JSON ({error}); {PREPARE}") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         has = brief(found.get("schema")) if isinstance(found, dict) else type(found).__name__

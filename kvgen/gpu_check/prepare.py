@@ -63,7 +63,7 @@ def prepare(
         )
     if not specs:
         raise ArgumentError("SPEC: none given; the check needs at least one TOML file")
-    paths.writable(folder)
+    paths.make(folder)
     backend = TritonBackend()
     prepared, plans, toolchain = [], {}, ""
     for unresolved in specs:

@@ -20,10 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvgen import paths
+from kvgen import bounded, paths, trust
+from kvgen.errors import ToolchainError
 
 FORMAT = 1
 """Raised whenever a line changes its meaning."""
+
+MOST_BYTES = 64 << 20
+"""Of a file that is read."""
 
 MESSAGE = 2000
 """Most characters of a message that are kept."""
@@ -104,7 +108,8 @@ class Journal:
             return
         try:
             # One write of one buffer: lines of two processes do not mix, and a kill breaks off one at most.
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            handle = os.open(self._path, flags, paths.FILE_MODE)
             try:
                 data = self._prefix + line
                 while data:  # a disk that fills takes a part, then says so
@@ -122,11 +127,12 @@ class Journal:
     def _read(self, path: Path) -> None:
         self._prefix = _dump(self._head)
         try:
-            data = path.read_bytes()
+            trust.require(path)
+            data = bounded.read(path, MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return
-        except OSError as error:
-            paths.set_aside(path, f"cannot be read ({error.strerror})")
+        except (OSError, ValueError, ToolchainError) as error:
+            paths.set_aside(path, f"cannot be read ({getattr(error, 'strerror', error)})")
             return
         *whole, rest = data.split(b"\n")
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import kvgen
-from kvgen import paths
+from kvgen import bounded, paths, trust
 from kvgen.errors import UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.schedule import Knob
@@ -30,6 +30,9 @@ from kvgen.tune.space import Space
 
 FORMAT = 2
 """Raised whenever a field of the file changes its meaning."""
+
+MOST_BYTES = 1 << 20
+"""Of a record. One has a few thousand."""
 
 HOWS = ("measured", "predicted")
 
@@ -84,8 +87,8 @@ def folders(cache_dir: Path | None) -> Iterator[tuple[Path, bool]]:
     """Where winners are looked for, best first, and whether they were made on this machine."""
     if cache_dir is not None:
         yield cache_dir, True
-    if (root := paths.configured_root()) is not None and cache_dir is None:
-        yield root / "tune", True
+    elif (own := paths.readable("tune")) is not None:
+        yield own, True
     shipped = resources.files("kvgen.autotune_cache")
     if isinstance(shipped, Path):
         yield shipped, False
@@ -117,6 +120,8 @@ def read(
     """
     refuse = paths.set_aside if local else warn
     try:
+        if local and (reason := trust.fault(path)):
+            raise _BadError(f"is not used, because {reason}")
         return _load(path, key, space, facts)
     except _BadError as error:
         refuse(path, str(error))
@@ -133,10 +138,10 @@ def fault(path: Path, key: Key, space: Space, facts: Mapping[str, Knob]) -> str:
 
 def _load(path: Path, key: Key, space: Space, facts: Mapping[str, Knob]) -> Winners | None:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = bounded.read_json(path, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, an endless number or nesting
+    except ValueError as error:  # no UTF-8, no JSON, an endless number, too large or too deep
         raise _BadError(f"is no tuning record ({error})") from None
     except OSError as error:
         raise _BadError(f"cannot be read ({error.strerror})") from None

@@ -10,8 +10,8 @@ them.
         built <name>.log      what the compiler said (only when it said something)
 
 The folder is renamed into place as a whole, so a binary can never sit beside another build's sidecar.
-``dlopen`` of a truncated file maps pages past its end and dies by SIGBUS, so nothing is opened before
-``verify`` has read it.
+``dlopen`` of a truncated file maps pages past its end and dies by SIGBUS, and what somebody else wrote runs
+as code, so nothing is opened before ``verify`` has read it and seen who may write to it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kvgen import paths
-from kvgen.errors import ToolchainError
+from kvgen import bounded, paths, trust
+from kvgen.errors import ToolchainError, brief
 
 SCHEMA = 2
 """Version of the sidecar's fields and of the base flags; a change makes every older entry a miss."""
+MOST_SIDECAR = 1 << 20
+MOST_LIBRARY = 1 << 30
+"""Most bytes of the two files."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,22 @@ class Sidecar:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
+_KINDS: dict[str, Any] = {
+    "schema": int,
+    "key": str,
+    "size": int,
+    "sha256": str,
+    "arch": str,
+    "requires": list,
+    "sanitize": bool,
+    "compiler": str,
+    "flags": list,
+    "link_flags": list,
+    "seconds": int | float,
+}
+"""What each value of a sidecar is."""
+
+
 def digest(data: bytes) -> str:
     """sha256 of ``data`` in hex."""
     return hashlib.sha256(data).hexdigest()
@@ -73,12 +94,24 @@ def read_sidecar(library: Path) -> Sidecar:
     """
     path = library.with_suffix(".json")
     try:
-        found = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = bounded.read_json(path, MOST_SIDECAR)
+    except (OSError, ValueError) as error:
         raise ToolchainError(f"{library}: no readable sidecar {path.name} ({error})") from error
-    names = {field.name for field in fields(Sidecar)}
-    if not isinstance(found, dict) or set(found) != names or found["schema"] != SCHEMA:
-        raise ToolchainError(f"{library}: {path.name} is not a sidecar of schema {SCHEMA}")
+    try:
+        return to_sidecar(found)
+    except ValueError as error:
+        raise ToolchainError(f"{library}: {path.name} {error}") from None
+
+
+def to_sidecar(found: Any) -> Sidecar:
+    """The sidecar that these values are, as JSON has them; ``ValueError`` says why they are none."""
+    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA or set(found) != set(_KINDS):
+        raise ValueError(f"is not a sidecar of schema {SCHEMA}: {brief(found)}")
+    for name, kind in _KINDS.items():
+        value = found[name]
+        texts = kind is list and isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not texts and (kind is list or not isinstance(value, kind) or type(value) is bool is not kind):
+            raise ValueError(f"is not a sidecar: {name} = {brief(value)}")
     return Sidecar(**found)
 
 
@@ -90,24 +123,25 @@ def verify(library: Path, key: str | None = None) -> Sidecar:
         key: the build key expected; None = any.
 
     Raises:
-        ToolchainError: missing, truncated, altered, or built from something else; the message says which.
+        ToolchainError: missing, truncated, altered, built from something else, or open to others (see
+            ``kvgen.trust``); the message says which.
     """
-    sidecar = read_sidecar(library)
-    if key is not None and sidecar.key != key:
+    for path in (library.with_suffix(".json"), library):
+        trust.require(path)
+    found = read_sidecar(library)
+    if key is not None and found.key != key:
         raise ToolchainError(
-            f"{library}: built from something else (key {sidecar.key[:16]}, expected {key[:16]})"
+            f"{library}: built from something else (key {found.key[:16]}, expected {key[:16]})"
         )
     try:
-        data = library.read_bytes()
+        data = bounded.read(library, MOST_LIBRARY, exactly=found.size)
     except OSError as error:
         raise ToolchainError(f"{library}: {error.strerror}") from error
-    if len(data) != sidecar.size:
-        raise ToolchainError(
-            f"{library}: {len(data)} bytes, and its sidecar says {sidecar.size}: truncated or foreign"
-        )
-    if digest(data) != sidecar.sha256:
+    except ValueError as error:
+        raise ToolchainError(f"{library}: {error}, as its sidecar says: truncated or foreign") from error
+    if digest(data) != found.sha256:
         raise ToolchainError(f"{library}: its content differs from its sidecar's sha256: damaged or foreign")
-    return sidecar
+    return found
 
 
 def lookup(folder: Path, name: str, key: str) -> Path | None:

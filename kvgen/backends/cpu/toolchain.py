@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from kvgen import paths
+from kvgen import paths, trust
 from kvgen.backends.cpu import artifact
 from kvgen.backends.cpu.compiler import Compiler, find_compiler, first_errors
 from kvgen.backends.cpu.isa import required_by
@@ -78,10 +78,10 @@ def build(job: Job, *, cache_dir: Path | None = None, compiler: Compiler | None 
     compiler = compiler or find_compiler()
     key = job.key(compiler)
     entry = f"{job.name}-{key[:16]}"
-    wanted = cache_dir
-    if wanted is None and (root := paths.configured_root()) is not None:
-        wanted = root / "build"
     # Looked up before the folder is probed for writing: a read-only cache that holds the build is a hit.
+    wanted = paths.readable("build") if cache_dir is None else cache_dir
+    if cache_dir is not None and trust.fault(cache_dir):
+        wanted = None
     if wanted is not None and (found := artifact.lookup(wanted / entry, job.name, key)):
         return found
     store = paths.subfolder("build") if cache_dir is None else paths.writable(cache_dir)
@@ -107,7 +107,7 @@ def _compile_into(store: Path, entry: str, key: str, job: Job, compiler: Compile
     _sweep(store)
     # Not mkdtemp: its mode 0700 would stay, and other users of a shared read-only cache couldn't read it.
     work = store / f".tmp-{entry}-{os.getpid()}-{secrets.token_hex(4)}"
-    work.mkdir()
+    work.mkdir(mode=paths.FOLDER_MODE)
     final = store / entry
     try:
         names = [f"{job.name}{f'_{i}' if i else ''}.cpp" for i in range(len(job.sources))]
@@ -148,6 +148,8 @@ def _compile_into(store: Path, entry: str, key: str, job: Job, compiler: Compile
             seconds=round(seconds, 3),
         )
         library.with_suffix(".json").write_text(sidecar.dump())
+        for path in work.iterdir():  # a umask that lets others write would make the build unfit to be loaded
+            path.chmod(path.stat().st_mode & ~0o022)
         return _publish(work, final, job.name, key)
     finally:
         shutil.rmtree(work, ignore_errors=True)  # gone already when published
@@ -174,7 +176,7 @@ def _publish(work: Path, final: Path, name: str, key: str) -> Path:
 def _failure(store: Path, entry: str, work: Path, job: Job, compiler: Compiler, output: str) -> CompileError:
     """Keep the source and the log in ``failed/`` and word the error."""
     keep = store / "failed" / entry
-    keep.parent.mkdir(exist_ok=True)
+    paths.make(keep.parent)
     if keep.exists():
         shutil.rmtree(keep, ignore_errors=True)
     try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from select import POLLIN, poll
 
+from kvgen import paths
 from kvgen.backends.triton import store
 from kvgen.backends.triton.arch import GpuArch, gpu_arch
 from kvgen.backends.triton.files import write_module
@@ -108,7 +109,7 @@ def compile_many(
     toolchain = toolchain_id(python)
     run = _Run(sources, arch, toolchain, cache_dir, progress)
     if run.waiting:
-        cache_dir.mkdir(parents=True, exist_ok=True)
+        paths.make(cache_dir)
         _remove_stale(cache_dir)
         with tempfile.TemporaryDirectory(
             prefix="compiling-", dir=cache_dir, ignore_cleanup_errors=True

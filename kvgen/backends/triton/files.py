@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from importlib.util import cache_from_source
 from pathlib import Path
+
+from kvgen import paths, trust
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -13,7 +16,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     No lock file, so nothing is left stale by a process that is killed. Raises OSError.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    paths.make(path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -31,8 +34,11 @@ def write_module(text: str, folder: Path) -> Path:
     """
     data = text.encode()
     path = folder / f"k{hashlib.sha256(data).hexdigest()[:32]}.py"
-    if not path.is_file() or path.read_bytes() != data:
+    if trust.fault(path) or not path.is_file() or path.read_bytes() != data:
         write_atomically(path, data)
+    compiled = Path(cache_from_source(str(path)))  # what an import would run instead of the text
+    if trust.fault(compiled):
+        compiled.unlink(missing_ok=True)
     return path
 
 

@@ -11,14 +11,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvgen import bounded, paths, trust
 from kvgen.backends.triton.arch import GpuArch
 from kvgen.backends.triton.files import set_aside, write_atomically
 
 _FORMAT = 1
+_MOST_ENTRY, _MOST_FILE = 1 << 20, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -92,35 +96,38 @@ def _digest(data: bytes) -> dict[str, object]:
 
 
 def load(folder: Path, key: str, arch: GpuArch) -> CompiledKernel | None:
-    """The entry of ``key``, or None where there is none. A damaged one is set aside first."""
+    """The entry of ``key``, or None where there is none. One that is damaged, or that others could have
+    written, is set aside first."""
     entry_path, binary_path, assembly_path = _paths(folder, key, arch)
-    try:
-        entry = entry_path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(entry_path):
         return None
     try:
+        for path in (entry_path, binary_path, assembly_path):
+            if reason := trust.fault(path):
+                warnings.warn(f"{reason}; compiled anew", paths.CacheWarning, stacklevel=2)
+                raise _Damaged(reason)
+        entry = bounded.read_json(entry_path, _MOST_ENTRY)
         return _parse(entry, key, arch, binary_path, assembly_path)
-    except _Damaged:
+    except (_Damaged, OSError, ValueError):
         for path in (entry_path, binary_path, assembly_path):
             set_aside(path)
         return None
 
 
-def _parse(entry: bytes, key: str, arch: GpuArch, binary_path: Path, assembly_path: Path) -> CompiledKernel:
+def _parse(fields: Any, key: str, arch: GpuArch, binary_path: Path, assembly_path: Path) -> CompiledKernel:
     try:
-        fields: dict[str, Any] = json.loads(entry)
         if fields["format"] != _FORMAT or fields["key"] != key or fields["target"] != arch.name:
             raise _Damaged("written for something else")
-        if fields["binary"] != _digest(binary_path.read_bytes()):
-            raise _Damaged("the binary is not the one described")
-        if fields["assembly"] != _digest(assembly_path.read_bytes()):
-            raise _Damaged("the assembly is not the one described")
+        for what, path in (("binary", binary_path), ("assembly", assembly_path)):
+            data = bounded.read(path, _MOST_FILE, exactly=int(fields[what]["size"]))
+            if fields[what] != _digest(data):
+                raise _Damaged(f"the {what} is not the one described")
         return CompiledKernel(
             key, arch.name, fields["toolchain"], KernelMetadata(**fields["metadata"]),
             tuple((name, kind) for name, kind in fields["signature"]), binary_path, assembly_path,
             float(fields["compile_seconds"]),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise _Damaged(str(error)) from error
 
 

@@ -122,7 +122,7 @@ def test_a_missing_symbol_says_where_to_look(library: Path) -> None:
 def test_a_truncated_library_is_refused_and_would_have_killed_us(library: Path) -> None:
     whole = library.read_bytes()
     library.write_bytes(whole[:5000])
-    with pytest.raises(ToolchainError, match=f"5000 bytes, and its sidecar says {len(whole)}"):
+    with pytest.raises(ToolchainError, match=f"5000 bytes instead of {len(whole)}, as its sidecar says"):
         loader.load(library)
     # Why the check comes first: what dlopen itself makes of such a file is an error at best, SIGBUS at worst.
     code = f"import ctypes\ntry: ctypes.CDLL({str(library)!r})\nexcept OSError: raise SystemExit(3)"
