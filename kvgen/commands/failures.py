@@ -7,12 +7,13 @@ for something impossible. 130: interrupted. 141: the reader of the output went a
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -27,13 +28,24 @@ PACKAGES = ("jinja2", "numpy", "rich", "sympy", "torch", "triton")
 """Dependencies that are imported late, so that their absence shows in the middle of a command."""
 
 
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE.py",
+        help="Run this file first: it registers codecs and variants. Several times.",
+    ),
+]
+
+
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with its failures reported. Its flag ``as_json`` says in which form."""
+    """``command`` with ``--import``, and its failures reported: its flag ``as_json`` says in which form."""
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
         as_json = bool(options.get("as_json"))
         try:
+            _import(options.pop("imports", None) or ())
             command(**options)
             sys.stdout.flush()
         except BrokenPipeError:
@@ -49,7 +61,20 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             refuse(error, as_json)
 
+    own = inspect.signature(command, eval_str=True)
+    extra = inspect.Parameter("imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {**inspect.get_annotations(command, eval_str=True), "imports": Imports}
     return run
+
+
+def _import(files: Iterable[str]) -> None:
+    """Make the definitions of these files known, and those that installed packages bring."""
+    from kvgen import definitions
+
+    definitions.load_installed()
+    for file in files:
+        definitions.load(file)
 
 
 def refuse(error: Exception, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvgen.definitions import load_installed
 from kvgen.errors import SpecError
 from kvgen.ir import AttentionSpec, CacheSpec, Spec
 from kvgen.ir.cache import PRESETS
@@ -30,6 +31,7 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
 
     Raises ``SpecError`` holding all diagnostics, each with path, value, reason and what works.
     """
+    load_installed()
     if not isinstance(source, str | Path):
         return validate(source)
     raw = read_toml(source)

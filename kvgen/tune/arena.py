@@ -21,10 +21,11 @@ from kvgen.tune.outcome import Outcome
 from kvgen.tune.race import LEAST_ROUNDS, WARM_UP, Duel
 from kvgen.tune.remote import Contender, Failure, Remote
 
-CHECKING = 2
+CHECKING = 3
 """Raised whenever the check's cases or tolerances change: older verdicts are void then.
 
-Version 1 called a build that could not be loaded wrong.
+Version 1 called a build that could not be loaded wrong; version 2 took a process that did not know the names
+in the spec for candidates that do not end.
 """
 
 TIMING = 2

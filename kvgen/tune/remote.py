@@ -16,9 +16,10 @@ import kvgen
 from kvgen.backends.triton.process import WorkerDied, WorkerProcess, WorkerTimeout
 from kvgen.errors import ToolchainError
 from kvgen.ir import Schedule, Spec, Target
+from kvgen.tune.carried import answer, carried
 from kvgen.tune.outcome import Outcome
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a request or a reply of ``kvgen.tune.worker`` changes shape."""
 
 
@@ -84,9 +85,11 @@ class Remote:
     """A worker that is started when it is needed and again after a candidate has killed it."""
 
     def __init__(self, spec: Spec, target: Target) -> None:
+        self._spec = spec
         self._open = {
             "do": "open",
             "spec": spec.to_dict(),
+            "own": carried(spec),
             "target": target.name,
             "features": list(target.features),
         }
@@ -141,31 +144,51 @@ class Remote:
         at = Path(self._folder.name) / AT
         at.write_text("0")
         try:
-            process.send(request)
-            reply = process.receive(limit)
+            reply = self._reply(process, request, limit)
         except WorkerTimeout:
             self._stop()
             raise Failure(Outcome.TIMEOUT, f"no end after {limit:.1f} s", int(at.read_text() or 0)) from None
         except WorkerDied as death:
             self._stop()
             raise Failure(Outcome.CRASH, f"the process died: {death}", int(at.read_text() or 0)) from None
+        except BaseException:
+            self._stop()  # it may wait for an answer, or be at work on what nobody wants
+            raise
+        self._refuse(reply)
         if "error" in reply:
             message = f"{reply['error']}: {reply['message']}"
-            outcome = Outcome.LOST if reply["lost"] else Outcome.WRONG
-            raise Failure(outcome, message, int(at.read_text() or 0))
+            raise Failure(Outcome(reply["outcome"]), message, int(at.read_text() or 0))
         return reply
+
+    def _reply(self, process: _Process, request: dict[str, Any], limit: float) -> dict[str, Any]:
+        """The reply to a request; questions that come first are answered."""
+        process.send(request)
+        reply = process.receive(limit)
+        while "sample" in reply:
+            process.send(answer(self._spec, reply))
+            reply = process.receive(limit)
+        return reply
+
+    def _refuse(self, reply: dict[str, Any]) -> None:
+        """Raise an error that is no candidate's fault: one of kvgen, or of what a user registered."""
+        if "error" in reply and reply["outcome"] is None:
+            self._stop()
+            raise ToolchainError(f"the tuning process failed: {reply['error']}: {reply['message']}")
 
     def _ready(self) -> _Process:
         if self._process is None:
-            process = _Process(Path(self._folder.name))
+            self._process = process = _Process(Path(self._folder.name))
             try:
                 process.wait_ready()
-                process.send(self._open)
-                process.receive(OPEN_S)
+                reply = self._reply(process, self._open, OPEN_S)
             except (WorkerDied, WorkerTimeout) as error:
-                process.kill()
-                raise ToolchainError(f"the tuning process could not start: {error}") from None
-            self._process = process
+                self._stop()
+                reason = str(error) or f"no reply in {OPEN_S:.0f} s"
+                raise ToolchainError(f"the tuning process could not start: {reason}") from None
+            except BaseException:
+                self._stop()
+                raise
+            self._refuse(reply)
         return self._process
 
     def _stop(self) -> None:

@@ -22,16 +22,17 @@ from typing import Any
 from kvgen.backends.cpu import loader
 from kvgen.backends.cpu.backend import CpuBackend, CpuKernel
 from kvgen.backends.protocol import Backend
-from kvgen.errors import KvgenError, ToolchainError
-from kvgen.ir import Schedule
+from kvgen.errors import KvgenError, ToolchainError, UnsupportedError
+from kvgen.ir import Schedule, Spec
 from kvgen.ir.plan import KernelPlan
 from kvgen.library import Library
 from kvgen.passes.place import place
-from kvgen.passes.validate import load_spec
 from kvgen.resolve import backend_for
 from kvgen.targets import known_target
 from kvgen.tune.bucket import Bucket
+from kvgen.tune.carried import Ask, adopt
 from kvgen.tune.check import check_op
+from kvgen.tune.outcome import Outcome
 from kvgen.tune.race import Duel, Run, duel, race
 from kvgen.tune.remote import AT, PROTOCOL
 from kvgen.tune.workload import POOL_LIMIT, Workload
@@ -62,8 +63,9 @@ class Prebuilt(CpuBackend):
 class Session:
     """The spec and target that all requests after ``open`` are about."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self.spec = load_spec(request["spec"])
+    def __init__(self, request: Mapping[str, Any], ask: Ask) -> None:
+        adopt(request["own"], ask)
+        self.spec = Spec.from_dict(request["spec"], request["own"]["meanings"])
         self.record = place(self.spec)
         self.target = dataclasses.replace(
             known_target(request["target"]), features=tuple(request["features"])
@@ -140,6 +142,11 @@ def main() -> int:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        say(question)
+        found: dict[str, Any] = json.loads(sys.stdin.readline())
+        return found
+
     import torch  # noqa: F401 - so that "ready" means that the next request is charged for itself only
 
     say({"ready": PROTOCOL})
@@ -148,14 +155,24 @@ def main() -> int:
         request = json.loads(line)
         try:
             if request["do"] == "open":
-                session = Session(request)
+                session = Session(request, ask)
                 say({"ok": True})
-            elif session is not None:
+            elif session is None:
+                raise ToolchainError("asked before it was told of a spec")
+            else:
                 say(getattr(session, request["do"])(request))
-        except (KvgenError, OSError) as error:
-            lost = isinstance(error, Unloadable | OSError)
-            say({"error": type(error).__name__, "message": str(error), "lost": lost})
+        except (KvgenError, OSError, MemoryError) as error:  # others end this process, with a traceback
+            say({"error": type(error).__name__, "message": str(error), "outcome": _blame(error, session)})
     return 0
+
+
+def _blame(error: Exception, session: Session | None) -> str | None:
+    """How the candidate that ran ended by this error; None where it is no candidate's fault."""
+    if session is None:
+        return None
+    if isinstance(error, Unloadable | OSError | MemoryError):
+        return Outcome.LOST.value
+    return Outcome.WRONG.value if isinstance(error, ToolchainError | UnsupportedError) else None
 
 
 def _die_with(parent: int) -> None:
