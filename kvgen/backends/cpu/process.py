@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvgen.backends.meter import Meter
 from kvgen.errors import ToolchainError
 
 
@@ -21,6 +21,7 @@ class Completed:
     output: str
     """Standard output and standard error, interleaved."""
     seconds: float
+    """What it was charged: see ``kvgen.backends.meter``."""
 
 
 class CompilerTimeout(ToolchainError):
@@ -31,12 +32,11 @@ def invoke(command: Sequence[str], *, cwd: Path, timeout_s: float) -> Completed:
     """Run a compiler in ``cwd`` with English messages and its temporary files under ``cwd``.
 
     Raises:
-        CompilerTimeout: it ran longer than ``timeout_s`` seconds.
+        CompilerTimeout: it took longer than ``timeout_s`` seconds, what it waited for a core left out.
         ToolchainError: it could not be started.
     """
     # C locale: messages are parsed. TMPDIR: a killed compiler's leftovers go when the build folder goes.
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(cwd)}
-    start = time.monotonic()
     try:
         process = subprocess.Popen(
             list(command),
@@ -51,15 +51,24 @@ def invoke(command: Sequence[str], *, cwd: Path, timeout_s: float) -> Completed:
         )
     except OSError as error:
         raise ToolchainError(f"cannot start {command[0]}: {error.strerror}") from error
+    meter = Meter(process.pid)
     with process:
         try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except BaseException as error:
+            output = _output(process, meter, timeout_s)
+        except BaseException:
             # The driver's children (cc1plus, as, ld) hold the pipe; killing only g++ would leave them
             # running.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CompilerTimeout(f"{Path(command[0]).name} was killed after {timeout_s:g} s") from None
             raise
-    return Completed(process.returncode, output, time.monotonic() - start)
+    return Completed(process.returncode, output, meter.seconds())
+
+
+def _output(process: subprocess.Popen[str], meter: Meter, timeout_s: float) -> str:
+    """All that the process printed, once it has ended; raises ``CompilerTimeout`` where it does not."""
+    while pause := meter.pause(timeout_s):
+        try:
+            return process.communicate(timeout=pause)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    raise CompilerTimeout(f"{Path(str(process.args[0])).name} was killed after {timeout_s:g} s")  # type: ignore[index]

@@ -18,6 +18,7 @@ from pathlib import Path
 from select import POLLIN, poll
 
 from kvgen import paths
+from kvgen.backends.meter import Meter
 from kvgen.backends.triton import store
 from kvgen.backends.triton.arch import GpuArch, gpu_arch
 from kvgen.backends.triton.files import write_module
@@ -197,13 +198,17 @@ class _Slot:
         self.ready = False
         self.job: str | None = None
         self.jobs = 0
-        self.started = time.monotonic()
+        self.begin()
 
-    def deadline(self, timeout_s: float) -> float | None:
-        """When to stop waiting for this worker; None where nothing is awaited."""
-        if not self.ready:
-            return self.started + STARTUP_TIMEOUT_S
-        return None if self.job is None else self.started + timeout_s
+    def begin(self) -> None:
+        """Charge this worker from now on."""
+        self.started, self._meter = time.monotonic(), Meter(self.worker.pid)
+
+    def pause(self, timeout_s: float) -> float | None:
+        """How long to wait for this worker, 0 where it is late; None where nothing is awaited."""
+        if self.ready and self.job is None:
+            return None
+        return self._meter.pause(timeout_s if self.ready else STARTUP_TIMEOUT_S)
 
 
 def _work(run: _Run, workers: int, timeout_s: float, python: str, scratch: Path) -> None:
@@ -218,7 +223,7 @@ def _work(run: _Run, workers: int, timeout_s: float, python: str, scratch: Path)
             for index, slot in enumerate(slots):
                 if slot.worker.fileno() in readable:
                     alive = _advance(run, slot)
-                elif (end := slot.deadline(timeout_s)) is not None and time.monotonic() > end:
+                elif slot.pause(timeout_s) == 0.0:
                     alive = _expire(run, slot, timeout_s)
                 else:
                     continue
@@ -238,7 +243,8 @@ def _assign(run: _Run, slot: _Slot, python: str, scratch: Path) -> _Slot:
     key = run.waiting.popleft()
     source = run.sources[key]
     path = write_module(source.text, run.cache_dir / "modules")
-    slot.job, slot.jobs, slot.started = key, slot.jobs + 1, time.monotonic()
+    slot.job, slot.jobs = key, slot.jobs + 1
+    slot.begin()
     try:
         slot.worker.send(source.request(run.arch, path))
     except WorkerDied:
@@ -250,12 +256,11 @@ def _assign(run: _Run, slot: _Slot, python: str, scratch: Path) -> _Slot:
 
 
 def _readable(slots: list[_Slot], timeout_s: float) -> set[int]:
-    """Descriptors of the workers that have something to say, waiting no longer than the next deadline."""
+    """Descriptors of the workers that have something to say, waiting no longer than until one may be late."""
     poller = poll()
     for slot in slots:
         poller.register(slot.worker, POLLIN)
-    ends = [end for slot in slots if (end := slot.deadline(timeout_s)) is not None]
-    wait_s = max(0.0, min(ends) - time.monotonic()) if ends else 0.1
+    wait_s = min((pause for slot in slots if (pause := slot.pause(timeout_s)) is not None), default=0.1)
     return {descriptor for descriptor, _ in poller.poll(wait_s * 1000 + 1)}
 
 

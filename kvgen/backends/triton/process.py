@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from select import POLLIN, poll
 from typing import Any, Literal
 
+from kvgen.backends.meter import Meter
 from kvgen.backends.triton.worker import PROTOCOL
 from kvgen.errors import ToolchainError
 
@@ -157,16 +157,14 @@ class WorkerProcess:
         return message
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for a reply; raises WorkerTimeout or WorkerDied."""
-        deadline = time.monotonic() + timeout_s
+        """Wait for a reply; raises WorkerTimeout or WorkerDied. Time is charged as a ``Meter`` does."""
+        meter = Meter(self.pid)
         readable = poll()  # not select(), which cannot take a descriptor above 1023
         readable.register(self, POLLIN)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not readable.poll(left * 1000):
-                raise WorkerTimeout
-            if (message := self.read()) is not None:
+        while pause := meter.pause(timeout_s):
+            if readable.poll(pause * 1000) and (message := self.read()) is not None:
                 return message
+        raise WorkerTimeout
 
     def _obituary(self) -> str:
         status = self._process.wait()
