@@ -61,8 +61,8 @@ check-python:
 	  echo "kvgen needs Python 3.11 or newer; found: $$(python3 --version 2>&1). Install one, or say make PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; fi
 
-# A stamp, so that a second call starts at once; a changed pyproject or constraint installs again.
-$(VENV)/.installed: pyproject.toml constraints.txt | check-python
+# A stamp, so that a second call starts at once; a changed pyproject, setup or constraint installs again.
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt | check-python
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make a virtual environment with pip (on Debian: apt-get install python3-venv). Or use make VENV=none" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)

@@ -96,7 +96,16 @@ def checkout(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     junk = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
     for folder in ("kvgen", *MAPPED.values()):
         shutil.copytree(repo_root / folder, target / folder, symlinks=True, ignore=junk)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile", "constraints.txt"):
+    alone = (
+        "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+        "constraints.txt",
+    )
+    for name in alone:
         shutil.copy(repo_root / name, target / name)
     ship_a_record(target / "autotune_cache")
     return target
@@ -257,10 +266,34 @@ def small_key() -> str:
     return key_of("decode", small(), target, {}, space_of("decode", target)).spec8
 
 
-def test_editable_install_follows_the_tree(checkout: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site folder of an editable install."""
+    site = tmp_path_factory.mktemp("editable")
+    with zipfile.ZipFile(run_hook(checkout, "build_editable", site / "out")) as archive:
+        archive.extractall(site)
+    return site
+
+
+def test_editable_install_follows_the_tree(checkout: Path, editable: Path, tmp_path: Path) -> None:
+    assert run_isolated(READ_EVERYTHING, site=editable, cwd=tmp_path) == expected_listing(checkout)
+    where = run_isolated("import kvgen.schedules as s; print(s.__file__)", site=editable, cwd=tmp_path)
+    assert Path(where.strip()).resolve() == (checkout / "schedules/__init__.py").resolve()
+
+
+def test_editable_install_beside_the_clone(checkout: Path, editable: Path, tmp_path: Path) -> None:
+    """Where Python starts in the folder that holds a clone named kvgen: that is no package."""
+    (tmp_path / "kvgen").symlink_to(checkout, target_is_directory=True)
+    code = f"sys.path.insert(0, {str(tmp_path)!r})\nimport kvgen\nprint(kvgen.build.__module__)"
+    assert run_isolated(code, site=editable, cwd=tmp_path).strip() == "kvgen.builder"
+
+
+def test_editable_install_of_an_unpacked_sdist(sdist: Path, checkout: Path, tmp_path: Path) -> None:
+    """It holds no links, so a plain path would not do."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (unpacked,) = (tmp_path / "source").iterdir()
     site = tmp_path / "site"
-    with zipfile.ZipFile(run_hook(checkout, "build_editable", tmp_path / "out")) as archive:
+    with zipfile.ZipFile(run_hook(unpacked, "build_editable", tmp_path / "out")) as archive:
         archive.extractall(site)
     assert run_isolated(READ_EVERYTHING, site=site, cwd=tmp_path) == expected_listing(checkout)
-    where = run_isolated("import kvgen.schedules as s; print(s.__file__)", site=site, cwd=tmp_path).strip()
-    assert Path(where).resolve() == (checkout / "schedules/__init__.py").resolve()
