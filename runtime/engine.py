@@ -13,7 +13,7 @@ from kvgen.runtime.model import Library, Model, need_model
 from kvgen.runtime.ops import CacheOps
 from kvgen.runtime.raw import distinct, most_rows
 from kvgen.runtime.request import Event, Request
-from kvgen.runtime.sampling import SEED_HINT, Greedy, Sampled, Sampling, choose, derived, seeded
+from kvgen.runtime.sampling import SEED_HINT, Greedy, Sampled, Sampling, choose, derived, seed_of, seeded
 from kvgen.runtime.scheduler import Plan, Scheduler, Work
 from kvgen.runtime.sequence import PagedSequence, PageStore
 from kvgen.runtime.step import build_step
@@ -38,7 +38,8 @@ class Engine:
         raw_rows: int | None = None,
         seed: int = 0,
     ) -> None:
-        """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together.
+        """``max_batch`` requests run at once; a step computes up to ``chunk`` tokens of them together. (Where
+        tokens wait to become codes it begins no piece of a prompt beyond that, and ends the last.)
 
         ``library``: one for all layers of the model, or a sequence with one for each, where layers differ
         (their page sizes may not). ``scales`` and ``means``: as for ``new_cache``, where the formats need
@@ -66,6 +67,8 @@ class Engine:
         """Requests that a step preempted which did not commit: the next one tells."""
         self.saved: Saved | None = None
         """The state to go back to, while a call is under way."""
+        self.generating = False
+        """Whether all requests are those of a ``generate``, which drops them in the end."""
 
     @property
     def idle(self) -> bool:
@@ -85,26 +88,8 @@ class Engine:
 
         It ends after ``max_new_tokens`` tokens or with a token of ``stop``, whichever comes first.
         """
-        tokens = need_integers("prompt", prompt, "give token ids")
-        if not tokens:
-            raise ArgumentError("prompt = []: give at least one token")
-        for at, token in enumerate(tokens):
-            if not 0 <= token < self.model.vocab_size:
-                raise ArgumentError(f"prompt[{at}] = {token}: token ids are 0 to {self.model.vocab_size - 1}")
-        self._check(tokens, max_new_tokens, sampling)
-        stops = _stops(stop)
-        with Transaction(self):
-            seed = derived(self.seed, self.next_id)
-            request = Request(
-                self.next_id,
-                tokens,
-                len(tokens),
-                len(tokens) + max_new_tokens,
-                seeded(sampling, seed),
-                stops,
-                PagedSequence(self.store),
-            )
-            return self._enter(request)
+        self.recover()
+        return self._add(prompt, max_new_tokens, sampling, stop)
 
     def fork(
         self,
@@ -121,14 +106,15 @@ class Engine:
         numbers of its own, which its parent's seed and the number of forks before it decide; with a
         ``sampling`` that has a seed, those of that seed.
         """
-        with Transaction(self):
-            parent = self._find(request)
+        self.recover()
+        parent = self._find(request)
+        with Transaction(self, parent):
             new = parent.limit - len(parent.tokens) if max_new_tokens is None else max_new_tokens
             how = parent.sampling if sampling is None else sampling
             self._check(parent.tokens, new, how)
             if isinstance(how, Sampled) and (sampling is None or how.seed is None):
-                base = parent.sampling.seed if isinstance(parent.sampling, Sampled) else None
-                how = replace(how, seed=derived(self.seed if base is None else base, parent.forks + 1))
+                source = seed_of(parent.sampling, derived(self.seed, "request", parent.id))
+                how = replace(how, seed=derived(source, "fork", parent.forks))
             stops = parent.stop if stop is None else _stops(stop)
             room = len(self.scheduler.running) < self.scheduler.max_batch
             child = Request(
@@ -146,6 +132,7 @@ class Engine:
 
     def abort(self, request: int) -> bool:
         """Drop a request and free its pages; no event follows. False if it had finished already."""
+        self.recover()
         with Transaction(self):
             if type(request) is int and 0 <= request < self.next_id and request not in self.requests:
                 return False
@@ -159,6 +146,91 @@ class Engine:
         again. (Requests that it preempted wait; the next step tells.) Should a request's logits be NaN, it
         finishes with reason ``error``; the others go on.
         """
+        self.recover()
+        return self._step()
+
+    def generate(
+        self,
+        prompts: Iterable[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Greedy(),  # noqa: B008 (frozen)
+        stop: Iterable[int] = (),
+    ) -> list[list[int]]:
+        """The tokens generated after each prompt, a stop token included; options as for ``add``.
+
+        Raises ``ArgumentError`` also where a request ends with reason ``error``; with ``step`` the others go
+        on.
+        """
+        self.recover()
+        if busy := len(self.requests):
+            raise ArgumentError(f"{busy} requests are under way, whose events would be lost; use step()")
+        try:
+            prompts = iter(prompts)
+        except TypeError:
+            hint = "give prompts, each a sequence of token ids"
+            raise ArgumentError(f"prompts = {brief(prompts)}: {hint}") from None
+        stops = _stops(stop)
+        found: dict[int, list[int]] = {}
+        self.generating = True
+        try:
+            for prompt in prompts:
+                found[self._add(prompt, max_new_tokens, sampling, stops)] = []
+            while self.requests:
+                for event in self._step():
+                    if event.kind == "token":
+                        found[event.request].append(event.token)
+                    elif event.reason == "error":
+                        raise ArgumentError(f"prompts[{list(found).index(event.request)}]: {event.detail}")
+        finally:
+            self.recover()
+        return list(found.values())
+
+    def _check(self, tokens: list[int], new: int, sampling: Sampling) -> None:
+        self.scheduler.check(len(tokens), new)
+        if not isinstance(sampling, Sampling):
+            raise ArgumentError(f"sampling = {brief(sampling)}: give Greedy() or Sampled(...)")
+
+    def recover(self) -> None:
+        """Undo a call that was interrupted, and so was its undoing; drop what ``generate`` has left then."""
+        self.undo()
+        if self.generating:
+            with Transaction(self):
+                for request in list(self.requests.values()):
+                    self._leave(request)
+            self.generating = False
+
+    def undo(self) -> None:
+        """Go back to the begin of the call that is under way, if any."""
+        if self.saved is not None:
+            restore(self, self.saved)
+            self.saved = None
+
+    def _add(
+        self, prompt: Iterable[int], max_new_tokens: int, sampling: Sampling, stop: Iterable[int]
+    ) -> int:
+        tokens = need_integers("prompt", prompt, "give token ids")
+        if not tokens:
+            raise ArgumentError("prompt = []: give at least one token")
+        for at, token in enumerate(tokens):
+            if not 0 <= token < self.model.vocab_size:
+                raise ArgumentError(f"prompt[{at}] = {token}: token ids are 0 to {self.model.vocab_size - 1}")
+        self._check(tokens, max_new_tokens, sampling)
+        stops = _stops(stop)
+        with Transaction(self):
+            seed = derived(self.seed, "request", self.next_id)
+            request = Request(
+                self.next_id,
+                tokens,
+                len(tokens),
+                len(tokens) + max_new_tokens,
+                seeded(sampling, seed),
+                stops,
+                PagedSequence(self.store),
+            )
+            return self._enter(request)
+
+    def _step(self) -> list[Event]:
         with Transaction(self) as saved:
             plan = Plan(preempted=saved.victims)
             self.scheduler.fill(plan)
@@ -175,40 +247,6 @@ class Engine:
                 if rows.sample:
                     events += self._extend(request, next(found))
             return events
-
-    def generate(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[list[int]]:
-        """The tokens generated after each prompt, a stop token included; ``options`` as for ``add``."""
-        self.recover()
-        if busy := len(self.requests):
-            raise ArgumentError(f"{busy} requests are under way, whose events would be lost; use step()")
-        try:
-            prompts = iter(prompts)
-        except TypeError:
-            hint = "give prompts, each a sequence of token ids"
-            raise ArgumentError(f"prompts = {brief(prompts)}: {hint}") from None
-        found: dict[int, list[int]] = {}
-        try:
-            for prompt in prompts:
-                found[self.add(prompt, **options)] = []
-            while not self.idle:
-                for event in self.step():
-                    if event.kind == "token":
-                        found[event.request].append(event.token)
-        finally:
-            for request in found:
-                self.abort(request)
-        return list(found.values())
-
-    def _check(self, tokens: list[int], new: int, sampling: Sampling) -> None:
-        self.scheduler.check(len(tokens), new)
-        if not isinstance(sampling, Sampling):
-            raise ArgumentError(f"sampling = {brief(sampling)}: give Greedy() or Sampled(...)")
-
-    def recover(self) -> None:
-        """Undo a call that was interrupted, and so was its undoing."""
-        if self.saved is not None:
-            restore(self, self.saved)
-            self.saved = None
 
     def _enter(self, request: Request) -> int:
         self.next_id += 1
@@ -231,9 +269,12 @@ class Engine:
 
         if not work:
             return []
+        saved = self.saved
         with torch.no_grad():
             step = build_step([rows for _, rows in work], self.layers[0].cache.device)
             logits = self.model.forward(step, self.layers)
+        if self.saved is not saved:
+            raise ArgumentError("model.forward: it called the engine that runs it; do that between steps")
         sampling = [request for request, rows in work if rows.sample]
         want = (len(sampling), self.model.vocab_size)
         if tuple(logits.shape) != want:

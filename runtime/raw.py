@@ -46,6 +46,8 @@ class RawRows:
         """Raw rows that there are."""
         self.block = lcm(*(spec.block for spec in self.specs))
         """Tokens that become codes together, in all layers; 1 where each does so by itself."""
+        self.waits = any(spec.block > 1 or spec.keep_last for spec in self.specs)
+        """Whether tokens wait to become codes: how many depends on where a piece of a prompt ends."""
         self.tensors: tuple[Tensor, ...] = tuple(
             {id(cache.planes[RAW_ROWS]): cache.planes[RAW_ROWS] for cache in raw}.values()
         )

@@ -95,16 +95,22 @@ def _reach(weights: np.ndarray, share: float) -> int:
 Sampling = Greedy | Sampled
 
 
-def derived(seed: int, number: int) -> int:
-    """The seed of the ``number``-th that takes its numbers from ``seed``: 64 bits that look unrelated."""
-    words = seed.to_bytes(8, "little") + number.to_bytes(8, "little")
+def derived(seed: int, kind: str, number: int) -> int:
+    """The seed of the ``number``-th "request" of an engine with ``seed``, or "fork" of a request with
+    ``seed``: 64 bits that look unrelated."""
+    words = f"{kind} {number} of {seed}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+
+
+def seed_of(sampling: Sampling, seed: int) -> int:
+    """The seed of ``sampling``, or ``seed`` where it has none."""
+    given = sampling.seed if isinstance(sampling, Sampled) else None
+    return seed if given is None else given
 
 
 def seeded(sampling: Sampling, seed: int) -> Sampling:
     """The same with ``seed``, unless it has its own or draws nothing."""
-    own = isinstance(sampling, Sampled) and sampling.seed is None
-    return replace(sampling, seed=seed) if isinstance(sampling, Sampled) and own else sampling
+    return replace(sampling, seed=seed_of(sampling, seed)) if isinstance(sampling, Sampled) else sampling
 
 
 def choose(logits_SV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int | str]:

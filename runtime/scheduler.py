@@ -6,7 +6,7 @@ the youngest request gives up its own and waits; it computes its tokens anew lat
 always go on, and since ``check`` lets in only what fits into the pool alone, the queue drains. Raw rows are
 counted like pages.
 
-Where tokens become codes in blocks, what a query sees as codes depends on where its piece ends. There a
+Where tokens wait to become codes, what a query sees as codes depends on where its piece ends. There a
 request is cut by a grid of its own, whatever else is in the step: a prompt at multiples of ``piece``, as many
 whole blocks as ``chunk`` holds (at least one), and generated tokens one by one, after a preemption too. A
 piece is not cut where the budget is short; the last one of a step may exceed it.
@@ -52,7 +52,7 @@ class Scheduler:
         self.chunk = chunk
         self.max_positions = max_positions
         block = store.rows.block
-        self.piece = max(chunk // block * block, block) if store.rows.specs else 0
+        self.piece = max(chunk // block * block, block) if store.rows.waits else 0
         """Tokens between two cuts of a prompt; 0 where a request may be cut anywhere."""
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -63,14 +63,14 @@ class Scheduler:
         room = min(self.max_positions, pages * page) - tokens
         hint = f"give 1 to {room}" if room > 0 else "give at least 1"
         need_integer("max_new_tokens", new, 1, INT64, f"{hint} (the prompt has {tokens} tokens)")
-        for limit, holder in (
+        limit, holder = min(
             (self.max_positions, "the model has positions for"),
             (pages * page, f"the pool ({pages} pages of {page} tokens) holds"),
-        ):
-            if tokens + new > limit:
-                hint = f"give at most {limit - tokens}" if tokens < limit else "shorten the prompt"
-                total = f"{tokens + new} with the prompt's {tokens} tokens"
-                raise ArgumentError(f"max_new_tokens = {new}: {total}, but {holder} {limit}; {hint}")
+        )
+        if tokens + new > limit:
+            hint = f"give at most {room}" if room > 0 else "shorten the prompt"
+            total = f"{tokens + new} with the prompt's {tokens} tokens"
+            raise ArgumentError(f"max_new_tokens = {new}: {total}, but {holder} {limit}; {hint}")
         rows = self.store.rows
         most = min(most_rows(rows.specs)[1], self.store.pages(tokens + new))
         if most > rows.total:

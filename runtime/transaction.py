@@ -37,10 +37,11 @@ class Saved:
     """Requests that the call has preempted, noted before their pages are freed."""
 
 
-def save(engine: Engine) -> Saved:
-    """The state of ``engine``: requests that run, and those that may be let in (the first ``max_batch``)."""
+def save(engine: Engine, also: tuple[Request, ...] = ()) -> Saved:
+    """The state of ``engine``: requests that run, those that may be let in (the first ``max_batch``), and
+    ``also``."""
     scheduler = engine.scheduler
-    touched = (*scheduler.running, *scheduler.waiting[: scheduler.max_batch])
+    touched = (*scheduler.running, *scheduler.waiting[: scheduler.max_batch], *also)
     return Saved(
         engine.store.pool.state(),
         engine.store.rows.state(),
@@ -72,16 +73,17 @@ def restore(engine: Engine, saved: Saved) -> None:
 class Transaction:
     """A ``with`` block around all that a call of an engine does, its ``return`` included."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *also: Request) -> None:
+        """``also``: requests that the call may change, wherever they wait."""
+        self.engine, self.also = engine, also
 
     def __enter__(self) -> Saved:
-        self.engine.recover()
-        saved = self.engine.saved = save(self.engine)
+        self.engine.undo()
+        saved = self.engine.saved = save(self.engine, self.also)
         return saved
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
-            self.engine.recover()
+            self.engine.undo()
         else:
             self.engine.saved = None  # the commit: nothing of the call comes after it

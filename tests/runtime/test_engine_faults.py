@@ -103,7 +103,7 @@ def test_generate_leaves_nothing_behind() -> None:
         ([1, 61], {}, r"prompt\[1\] = 61: token ids are 0 to 60"),
         ([-1], {}, r"prompt\[0\] = -1"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens = 0"),
-        ([1] * 60, {"max_new_tokens": 5}, "the model has positions for 64; give at most 4"),
+        ([1] * 60, {"max_new_tokens": 5}, r"the pool \(8 pages of 4 tokens\) holds 32; shorten the prompt"),
         ([1] * 20, {"max_new_tokens": 13}, r"the pool \(8 pages of 4 tokens\) holds 32; give at most 12"),
         ([1], {"sampling": 0.7}, r"sampling = 0.7: give Greedy\(\) or Sampled"),
     ],

@@ -148,14 +148,14 @@ def test_who_was_preempted_goes_before_later_arrivals() -> None:
 @pytest.mark.parametrize(
     "prompt, new, reason",
     [
-        (5, 0, "max_new_tokens = 0: give at least 1"),
+        (5, 0, "max_new_tokens = 0: give 1 to 15 .the prompt has 5 tokens"),
         (
             5,
             16,
             r"max_new_tokens = 16: 21 with .* 5 tokens, .* \(5 pages of 4 tokens\) holds 20; .* at most 15",
         ),
         (20, 1, "holds 20; shorten the prompt"),
-        (5, 996, "1001 with the prompt's 5 tokens, but the model has positions for 1000; give at most 995"),
+        (5, 996, r"1001 with .* 5 tokens, .* \(5 pages of 4 tokens\) holds 20; give at most 15"),
     ],
 )
 def test_line_32_what_can_never_fit(prompt: int, new: int, reason: str) -> None:
@@ -163,6 +163,11 @@ def test_line_32_what_can_never_fit(prompt: int, new: int, reason: str) -> None:
     with pytest.raises(ArgumentError, match=reason):
         queue.add(prompt, new)
     assert queue.drain() == ([0], [])
+
+
+def test_the_lower_of_two_limits_is_told() -> None:
+    with pytest.raises(ArgumentError, match="but the model has positions for 1000; give at most 995"):
+        Queue(300).add(5, 996)
 
 
 @pytest.mark.parametrize(
