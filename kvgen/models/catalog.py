@@ -18,7 +18,7 @@ from pathlib import Path
 from kvgen import paths, trust
 from kvgen.errors import ArgumentError, KvgenError, ToolchainError
 from kvgen.models.extras import package_folder, require
-from kvgen.models.folder_files import check_file, check_name, read_json, reason_of
+from kvgen.models.folder_files import check_file, check_name, named, read_json, reason_of
 from kvgen.models.gguf_file import Advance, convert
 from kvgen.names import told
 
@@ -129,11 +129,11 @@ def damage(folder: Path) -> str:
             check_name(folder, MANIFEST, name)
         there = {path.name for path in folder.iterdir()} - {MANIFEST}
         for name in sorted(there ^ set(files)):
-            return f"{name} is {'missing' if name in files else 'not one of its files'}"
+            return f"{named(name)} is {'missing' if name in files else 'not one of its files'}"
         for name, digest in files.items():
             path = check_file(folder, name)
             if path is None or _sha256(path) != digest:
-                return f"{name} is damaged"
+                return f"{named(name)} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"unreadable model ({error})"
     return ""

@@ -46,6 +46,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:48]} ... ({len(text):,} characters)"
 
 
+def named(word: str) -> str:
+    """A name that somebody else chose: a plain one as it is, any other as JSON."""
+    return word if re.fullmatch(r"[\w.-]{1,100}", word, re.ASCII) else shown(word)
+
+
 def reason_of(error: BaseException) -> str:
     """What somebody else's error says, in one line of bounded length."""
     text = " ".join(str(error).split())
@@ -129,7 +134,7 @@ def read_json(folder: Path, name: str, limit: int = SMALL) -> dict[str, Any] | N
     if not isinstance(found, dict):
         raise ArgumentError(f"{path}: not a JSON object, but {shown(found)}; write {{ ... }}")
     for key, value in _file_names(found):
-        check_name(folder, f"{name}: {key}", value)
+        check_name(folder, f"{name}: {named(key)}", value)
     return found
 
 

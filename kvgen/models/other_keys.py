@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvgen.models.families import Family
-from kvgen.models.folder_files import shown
+from kvgen.models.folder_files import named, shown
 
 EMPTY = ("null", "false", '""', "[]", "{}")
 """Values that ask for nothing, as JSON. 0 is none of them: a window of 0 would be one."""
@@ -42,6 +42,7 @@ SYNONYMS = {
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
     "norm_eps": "rms_norm_eps",
+    "sliding_window_size": "sliding_window",
 }
 """Key -> the field that must say the same."""
 
@@ -59,7 +60,7 @@ PROSE = _any_of(
     r"(gradient|activation)_checkpoint\w*|num_(nextn_predict|mtp)_layers|pruned_heads|tie_encoder_decoder",
     # Loading.
     r"dtype|torch_?(dtype|script)|use_(cache|b?float16|return_dict)|return_dict\w*|output_\w+|tf_legacy_loss",
-    r"\w*flash\w*|\w*(attn|experts|cache)_implementation\w*|chunk_size_feed_forward|is_decoder|multiple_of",
+    r"\w*flash\w*|\w*(attn|experts|cache)_implementation\w*|chunk_size_feed_forward|is_(decoder|llama_config)|multiple_of",
     # Lengths that positions do not stop at, and what each request decides.
     r"(max|min|target|model_max|initial_context|training)_(seq(uence)?_)?len(gth)?|seq_len(gth)?|n_(ctx|positions)",
     r"do_sample|temperature|top_[kp]|typical_p|num_(beams|beam_groups|return_sequences)|early_stopping",
@@ -89,5 +90,5 @@ def other_keys(config: dict[str, Any], family: Family, used: Any) -> Iterator[tu
             if value is not None and shown(value) not in map(shown, same):
                 yield f"{key} = {shown(value)}: {family.model} computes {' or '.join(map(shown, same))}", True
         elif key not in known | READ and shown(value) not in EMPTY and not PROSE.fullmatch(key):
-            words = f"{key} = {shown(value)}: {family.model} in transformers has no such field"
+            words = f"{named(key)} = {shown(value)}: {family.model} in transformers has no such field"
             yield words, bool(ARITHMETIC.search(key))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvgen.models.fields import FIELDS, Rule
-from kvgen.models.folder_files import CONFIG, refusal, shown
+from kvgen.models.folder_files import CONFIG, named, refusal, shown
 
 LENGTH = "original_max_position_embeddings"
 
@@ -85,11 +84,6 @@ def kind_of(table: dict[str, Any]) -> str:
     return str(table.get("rope_type") or table.get("type") or "default")
 
 
-def named(word: str) -> str:
-    """A plain word as it is, and anything else as JSON."""
-    return word if re.fullmatch(r"\w{1,40}", word, re.ASCII) else shown(word)
-
-
 def rope_obstacles(config: dict[str, Any], *, by_type: bool) -> list[str]:
     """What stands in tables of RoPE and is not computed here.
 
@@ -107,7 +101,7 @@ def rope_obstacles(config: dict[str, Any], *, by_type: bool) -> list[str]:
             found.append(f"{where}: rope_type = {kind} and type = {shown(table['type'])}: keep one of them")
         known = {**ANYWHERE, **FIXED[kind], **(YARN if kind == "yarn" else {}), LENGTH: _LENGTH}
         found += [
-            f"{where}.{key} = {shown(table[key])}: no setting of RoPE of kind {kind}"
+            f"{where}.{named(key)} = {shown(table[key])}: no setting of RoPE of kind {kind}"
             for key in sorted(set(table) - set(known))
             if table[key] is not None
         ]
@@ -132,7 +126,7 @@ def _misplaced(config: dict[str, Any], by_type: bool) -> list[str]:
         found.append(f"{'rope_scaling' if _nested(old) else 'rope_parameters'}: must be given {which}")
     if _nested(new):
         found += [
-            f"rope_parameters.{key} = {shown(value)}: neither a table nor a type of layer"
+            f"rope_parameters.{named(key)} = {shown(value)}: neither a table nor a type of layer"
             for key, value in new.items()
             if key not in LAYER_TYPES or not isinstance(value, dict)
         ]

@@ -10,9 +10,9 @@ from typing import Any
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.models.families import FAMILIES, FEATURES, Family
 from kvgen.models.fields import check_fields
-from kvgen.models.folder_files import CONFIG, read_json, refusal, shown
+from kvgen.models.folder_files import CONFIG, named, read_json, refusal, shown
 from kvgen.models.other_keys import EMPTY, other_keys
-from kvgen.models.rope_fields import LAYER_TYPES, check_rope, named, rope_obstacles
+from kvgen.models.rope_fields import LAYER_TYPES, check_rope, rope_obstacles
 from kvgen.models.together import check_together, check_types
 
 

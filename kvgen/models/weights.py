@@ -21,6 +21,7 @@ from kvgen.models.folder_files import (
     LARGE,
     check_file,
     check_name,
+    named,
     read_json,
     reason_of,
     refusal,
@@ -72,7 +73,7 @@ def weight_files(folder: Path, config: dict[str, Any]) -> list[str]:
             folder / INDEX, "weight_map", table, "not a table", "give each weight the name of its file"
         )
     for name, file in table.items():
-        check_name(folder, f"{INDEX}: weight_map.{name}", file)
+        check_name(folder, f"{INDEX}: weight_map.{named(name)}", file)
     names = sorted(set(table.values()))
     for file in names:
         if check_file(folder, file) is None:
@@ -90,7 +91,9 @@ def read_headers(folder: Path, files: Iterable[str]) -> dict[str, Header]:
             with safe_open(folder / file, framework="numpy") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no dict
                     if name in found:
-                        raise ArgumentError(f"{folder / file}: {name} is in {found[name].file} as well")
+                        raise ArgumentError(
+                            f"{folder / file}: {named(name)} is in {found[name].file} as well"
+                        )
                     part = opened.get_slice(name)
                     found[name] = Header(file, part.get_dtype(), tuple(part.get_shape()))
         except ArgumentError:
@@ -106,11 +109,11 @@ def check_headers(headers: dict[str, Header], config: dict[str, Any], whole: Any
     for name, header in headers.items():
         if header.dtype not in DTYPES and not LEFTOVERS.fullmatch(name):
             hint = f"give weights in {', '.join(DTYPES)}"
-            raise ArgumentError(f"{folder / header.file}: {name} is stored in {header.dtype}; {hint}")
+            raise ArgumentError(f"{folder / header.file}: {named(name)} is stored in {header.dtype}; {hint}")
         if name.endswith("embed_tokens.weight"):
             for key, there in zip(("vocab_size", "hidden_size"), header.shape, strict=False):
                 if getattr(whole, key) != there:
-                    reason = f"{name} has {there:,}"
+                    reason = f"{named(name)} has {there:,}"
                     raise refusal(folder / CONFIG, key, getattr(whole, key), reason, f"give {there}")
 
 
@@ -145,7 +148,7 @@ def check_shapes(headers: dict[str, Header], family: Family, whole: Any, folder:
         header = headers.get(name)
         if header is not None and header.shape != tuple(tensor.shape):
             raise ArgumentError(
-                f"{folder / header.file}: {name} has shape {list(header.shape)}, "
+                f"{folder / header.file}: {named(name)} has shape {list(header.shape)}, "
                 f"but {CONFIG} makes it {list(tensor.shape)}; one of the two is another model's"
             )
     wanted = sum(parameter.numel() for parameter in module.parameters())
@@ -170,12 +173,12 @@ def check_report(report: dict[str, Any], config: dict[str, Any], whole: Any, fol
         names = sorted(str(key) for key in report.get(kind) or ())
         if names:
             raise ArgumentError(
-                f"{folder}: {len(names)} weights are {kind.removesuffix('_keys')}, first {names[0]}"
+                f"{folder}: {len(names)} weights are {kind.removesuffix('_keys')}, first {named(names[0])}"
             )
     left = sorted(set(_left_out(report.get("unexpected_keys") or (), config, whole)))
     if left:
         raise ArgumentError(
-            f"{folder}: {len(left)} weights are unknown to this model's code, first {left[0]}; "
+            f"{folder}: {len(left)} weights are unknown to this model's code, first {named(left[0])}; "
             f"they would be left out: check {CONFIG}, for example attention_bias, or remove them"
         )
     for kind in ("error_msgs", "conversion_errors"):

@@ -271,6 +271,30 @@ def test_brackets_inside_strings_are_none(checkpoint: Any, tmp_path: Path) -> No
     assert len(load_model(folder).shape.layers) == 2
 
 
+def test_names_that_others_chose_stay_on_their_line(checkpoint: Any, tmp_path: Path) -> None:
+    """A name of 100,000 letters, or one that would go on in the next line or steer a terminal."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    names = ("scale" + "x" * 100_000, "scale\nerror: all is well", "scale\x1b[2J")
+    for at, name in enumerate(names):
+        for key in ("config", "rope", "weights", "index"):
+            folder = spoilt(checkpoint("gqa-tied"), tmp_path / f"{key}-{at}")
+            if key == "config":
+                change_config(folder, **{name: 3})
+            elif key == "rope":
+                change_config(folder, rope_parameters={"rope_theta": 1e4, name: 3})
+            elif key == "weights":
+                tensors = load_file(folder / "model.safetensors") | {name: torch.ones(4)}
+                save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            else:
+                _index({"weight_map": {name: "../x"}})(folder)
+            with pytest.raises(KvgenError) as caught:
+                load_model(folder)
+            text = check_line(caught.value, folder)
+            assert text.isprintable() and '"scale' in text, (key, text)
+
+
 ODD = (None, "x", -1, 0, 1e30, [], {}, True)
 
 
