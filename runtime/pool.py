@@ -85,6 +85,8 @@ class PagePool:
     def release(self, pages: Sequence[int]) -> list[int]:
         """One holder less for each of ``pages``; those without any are free, and returned."""
         given = self._check(pages, "release")
+        if not given:
+            return []
         self._holders[given] -= 1
         freed = [page for page in given if not self._holders[page]]
         self._ring[(self._first + self._count + np.arange(len(freed))) % self.total] = freed

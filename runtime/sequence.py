@@ -98,7 +98,11 @@ class PagedSequence:
         self.settle()
         length = self.length + tokens
         shared = self._shared(self._written(tokens))
-        fresh = self.store.pool.allocate(self.store.pages(length) - self.num_pages + len(shared))
+        count = self.store.pages(length) - self.num_pages + len(shared)
+        if not count and not self.store.rows.specs:  # most tokens of most requests
+            self.length = length
+            return
+        fresh = self.store.pool.allocate(count)
         ids = np.concatenate([self.table, np.array(fresh[len(shared) :], np.int32)])
         ids[shared] = fresh[: len(shared)]
         rows: list[int] = []

@@ -140,6 +140,7 @@ def run(
         shown.update()
         sys.stdout.flush()
         _print_timing(session)
+        session.need_answers()
     else:
         output.print_json(_report(loaded, chosen[0].name, count, session))
 
@@ -236,6 +237,7 @@ def _report(loaded: Loaded, pages: str, threads: int, session: Session) -> dict[
                 "text": answer.text if answer.stream is not None else None,
                 "tokens": answer.tokens,
                 "finished": answer.reason,
+                **({"detail": answer.detail} if answer.detail else {}),
             }
             for answer in session.answers
         ],

@@ -146,6 +146,7 @@ def _ours(loaded: Loaded, libraries: Sequence[Any], prompts: Sequence[list[int]]
         pass
     for _ in session.decode():
         pass
+    session.need_answers()
     timing = session.timing
     # Where prefill takes several steps, the first requests have decoded some tokens by its end.
     step_s = timing.decode_s / timing.decode_tokens * len(prompts)

@@ -46,7 +46,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     reason: str = ""
-    """Why it ended: ``stop`` or ``length``; empty until then."""
+    """Why it ended: ``stop``, ``length`` or ``error`` (``detail`` says which); empty until then."""
+    detail: str = ""
     prefilled: int = 0
     """Tokens of the prompt that are done."""
 
@@ -152,7 +153,7 @@ class Session:
     def prefill(self) -> Iterator[int]:
         """Steps until every request has its first token; yields the prompt tokens done so far."""
         start = time.perf_counter()
-        while not all(answer.tokens for answer in self.answers):
+        while not all(answer.tokens or answer.reason for answer in self.answers):
             self._step()
             yield sum(answer.prefilled for answer in self.answers)
         self.timing.prefill_s = time.perf_counter() - start
@@ -166,6 +167,12 @@ class Session:
             self.timing.decode_s = time.perf_counter() - start
             self.timing.decode_tokens = sum(len(answer.tokens) for answer in self.answers) - before
             yield
+
+    def need_answers(self) -> None:
+        """``ArgumentError`` for the first answer that an error ended."""
+        for number, answer in enumerate(self.answers, 1):
+            if answer.reason == "error":
+                raise ArgumentError(f"prompt {number}: {answer.detail}")
 
     def _step(self) -> None:
         for event in self.engine.step():
@@ -181,6 +188,6 @@ class Session:
             elif event.token not in self.stop:
                 answer.text += answer.stream.push(event.token)
         elif event.kind == "finished":
-            answer.reason = event.reason
+            answer.reason, answer.detail = event.reason, event.detail
             if answer.stream is not None:
                 answer.text += answer.stream.finish()

@@ -72,6 +72,11 @@ def build(rng: Random, folder: Path) -> Call:
     return Call(f"build {shown}", assemble, {"spec": spec}, options)
 
 
+def held(pool: PagePool) -> tuple[list[int], list[int], int, int]:
+    state = pool.state()
+    return state.holders.tolist(), state.ring.tolist(), state.first, state.count
+
+
 def pool(rng: Random, folder: Path) -> Call:
     """Several calls of a pool, some of them nonsense; it stays whole."""
     found = PagePool(5)
@@ -84,7 +89,7 @@ def pool(rng: Random, folder: Path) -> Call:
         value = spoil.junk(rng)
     if what == "new" and type(value) is int and value == 2**31 - 1:
         value = 9  # legal, but it takes 16 GiB
-    state = list(found._holders), list(found._free)
+    state = held(found)
 
     def run(given: Any) -> Any:
         return PagePool(given) if what == "new" else getattr(found, what)(given)
@@ -95,11 +100,10 @@ def pool(rng: Random, folder: Path) -> Call:
         except OutOfPages:
             return None
         except BaseException:
-            assert state == (list(found._holders), list(found._free)), "a refused call changed the pool"
+            assert state == held(found), "a refused call changed the pool"
             raise
         finally:
             assert found.free + found.used == found.total
-            assert all(type(page) is int for page in found._free)
 
     return Call(f"pool.{what} {brief(value)}", run, {"value": value}, around=around)
 
