@@ -37,7 +37,7 @@ def test_closed_streams(repo_root: Path, words: str) -> None:
 
 def test_an_error_with_a_closed_stream(repo_root: Path) -> None:
     done = shell(repo_root, "show nothing", ">&-")
-    assert done.returncode == 2 and done.stderr.startswith("error: 1 mistake")
+    assert done.returncode == 2 and done.stderr.startswith("error: nothing: no such file")
     done = shell(repo_root, "show nothing --json", "2>&-")
     assert done.returncode == 2 and '"SpecError"' in done.stdout
 
@@ -54,4 +54,4 @@ def test_full_output(repo_root: Path, words: str) -> None:
 def test_an_error_that_is_no_json_for_want_of_room_is_told_as_text(repo_root: Path) -> None:
     done = shell(repo_root, "show nothing --json", ">/dev/full")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: 1 mistake") and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: nothing: no such file") and "Traceback" not in done.stderr
