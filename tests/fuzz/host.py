@@ -72,7 +72,7 @@ def build(rng: Random, folder: Path) -> Call:
     return Call(f"build {shown}", assemble, {"spec": spec}, options)
 
 
-def held(pool: PagePool) -> tuple[list[int], list[int], int, int]:
+def who_holds(pool: PagePool) -> tuple[list[int], list[int], int, int]:
     state = pool.state()
     return state.holders.tolist(), state.ring.tolist(), state.first, state.count
 
@@ -89,7 +89,7 @@ def pool(rng: Random, folder: Path) -> Call:
         value = spoil.junk(rng)
     if what == "new" and type(value) is int and value == 2**31 - 1:
         value = 9  # legal, but it takes 16 GiB
-    state = held(found)
+    state = who_holds(found)
 
     def run(given: Any) -> Any:
         return PagePool(given) if what == "new" else getattr(found, what)(given)
@@ -100,7 +100,7 @@ def pool(rng: Random, folder: Path) -> Call:
         except OutOfPages:
             return None
         except BaseException:
-            assert state == held(found), "a refused call changed the pool"
+            assert state == who_holds(found), "a refused call changed the pool"
             raise
         finally:
             assert found.free + found.used == found.total
