@@ -122,12 +122,12 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def make(folder: Path) -> None:
-    """Make a folder and what is missing above it. Inside the cache others may read, elsewhere nothing."""
+def make(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder and what is missing above it with this mode; inside the cache others may read."""
     root = configured_root()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(mode=FOLDER_MODE if root in path.parents else 0o700, exist_ok=True)
+        path.mkdir(mode=FOLDER_MODE if root in path.parents else mode, exist_ok=True)
     folder.mkdir(exist_ok=True)  # raises where it is a file
 
 

@@ -71,6 +71,8 @@ def run(
         ("target", "kernels"), [(key, str(count)) for key, count in targets.items()], right=("kernels",)
     )
     output.line(f"{made.name} in {made.folder}: {made.files} files, {made.nbytes / 2**20:.1f} MiB")
+    if Path.cwd().is_relative_to(made.folder.resolve()):
+        output.line("The folder that your shell stands in is a new one: cd .")
     # With a bare name pip would look for a project of that name in its index.
     where = made.folder if made.folder.is_absolute() else f"./{made.folder}"
     output.line(f"Use it: pip install {shlex.quote(str(where))}, then: import {made.name}")

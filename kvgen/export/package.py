@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import keyword
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from kvgen import __version__
 from kvgen.backends.cpu import isa
 from kvgen.builder import assemble
 from kvgen.errors import ArgumentError, ToolchainError, brief
+from kvgen.export import placing
 from kvgen.export.kernels import Files, export_kernels
 from kvgen.export.vendor import vendored
 from kvgen.ir import Spec
@@ -88,7 +87,8 @@ def export(
     package = name or package_name(spec.name)
     check_name(package)
     folder = Path(to)
-    former = check_folder(folder, force=force)
+    placing.recover(folder, holds_export)
+    check_folder(folder, force=force)
     chosen = list(dict.fromkeys(resolve_target(target).name for target in targets or default_targets()))
     spec = _one_layout(spec, chosen)
     files: Files = {}
@@ -108,7 +108,7 @@ def export(
     files["__init__.py"] = _render("__init__.py", context)
     whole = {f"{package}/{path}": data for path, data in files.items()}
     whole |= {path: _render(path, context) for path in PROJECT_FILES}
-    _write(folder, whole, former)
+    placing.put(folder, whole, partial(check_folder, force=force))
     return Package(folder, package, manifest, len(whole), sum(map(len, whole.values())))
 
 
@@ -146,13 +146,13 @@ def check_name(package: str) -> None:
         raise ArgumentError(f"name = {package!r}: would hide the package {package}; give another name")
 
 
-def check_folder(folder: Path, *, force: bool) -> tuple[Path, ...]:
-    """What a new export replaces in ``folder``; refused where that would destroy what no export wrote."""
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that a new export cannot replace without destroying what no export wrote."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ArgumentError(f"to = {str(folder)!r}: there is something that is no folder; give a new folder")
     held = sorted(folder.iterdir()) if folder.exists() else []
     if not held:
-        return ()
+        return
     packages = [path for path in held if path.is_dir() and is_export(path)]
     if not packages:
         raise ArgumentError(f"to = {str(folder)!r}: not empty, and no export; give a new or empty folder")
@@ -164,7 +164,15 @@ def check_folder(folder: Path, *, force: bool) -> tuple[Path, ...]:
     if foreign := [path for path in held if path not in mine]:
         reason = f"beside an export it holds {foreign[0].name}, which no export wrote"
         raise ArgumentError(f"to = {str(folder)!r}: {reason}; move that away or give another folder")
-    return tuple(path for path in held if path in mine)
+
+
+def holds_export(folder: Path) -> bool:
+    """Whether a folder holds an earlier export and nothing else."""
+    try:
+        check_folder(folder, force=True)
+    except ArgumentError:
+        return False
+    return any(folder.iterdir())
 
 
 def is_export(folder: Path) -> bool:
@@ -172,9 +180,11 @@ def is_export(folder: Path) -> bool:
     try:
         # What it means does not matter here: a codec of its may mean something else by now.
         targets = manifests.read_body(folder)["targets"]
-    except ToolchainError:
+        files = {
+            file["path"] for of in targets.values() for k in of for file in (k["source"], *k["binaries"])
+        }
+    except (ToolchainError, KeyError, TypeError, AttributeError):
         return False
-    files = {file["path"] for of in targets.values() for k in of for file in (k["source"], *k["binaries"])}
     files |= {"__init__.py", manifests.NAME}
     found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return all(
@@ -185,33 +195,3 @@ def is_export(folder: Path) -> bool:
 
 def _render(path: str, context: Mapping[str, Any]) -> bytes:
     return environment().get_template(f"export/{path}.jinja").render(context).encode()
-
-
-def _write(folder: Path, files: Mapping[str, bytes], former: Sequence[Path]) -> None:
-    """Make everything beside the folder, then move it in; ``former`` goes when all is there."""
-    target = folder.absolute()
-    existed = target.exists()
-    target.mkdir(parents=True, exist_ok=True)
-    made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    aside = made.with_name(f"{made.name}-former")
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for path, data in files.items():
-            file = made / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        aside.mkdir()
-        ways = [(old, aside / old.name) for old in former]
-        ways += [(new, target / new.name) for new in sorted(made.iterdir())]
-        for source, place in ways:
-            source.rename(place)
-            moved.append((source, place))
-    except BaseException:
-        for source, place in reversed(moved):
-            place.rename(source)
-        if not existed:
-            target.rmdir()
-        raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.rmtree(aside, ignore_errors=True)

@@ -15,6 +15,7 @@ import torch
 
 from kvgen.builder import build
 from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError
+from kvgen.export import placing
 from kvgen.export.package import Package, export, package_name
 from kvgen.runtime.engine import Engine
 from kvgen.runtime.loader import load
@@ -237,14 +238,11 @@ def test_failure_leaves_the_former_export(
 ) -> None:
     folder = Path(shutil.copytree(exported.folder, tmp_path / "again"))
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    rename, calls = Path.rename, iter(range(100))
 
-    def fail_late(self: Path, target: Path) -> Path:
-        if next(calls) == 5:  # three of the former are away, two of the new are there
-            raise OSError(28, "No space left on device")
-        return rename(self, target)
+    def fail_late(one: Path, two: Path) -> bool:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "rename", fail_late)
+    monkeypatch.setattr(placing, "_exchange", fail_late)
     with pytest.raises(OSError, match="No space"):
         export(SPEC, folder, targets=["cpu-portable"], name="small", force=True)
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
@@ -255,6 +253,8 @@ def test_fills_an_empty_folder_in_place(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     export(SPEC, ".", targets=["cpu-portable"], name="mine")
+    assert Path.cwd() == tmp_path / "here" and Path("mine/manifest.json").exists()
+    export(SPEC, ".", targets=["cpu-portable"], name="mine", force=True)
     assert Path.cwd() == tmp_path / "here" and Path("mine/manifest.json").exists()
     lib = load("mine")
     monkeypatch.chdir(tmp_path)
