@@ -94,14 +94,14 @@ def check_file(folder: Path, name: str, limit: int | None = None) -> Path | None
         found = real.stat()
     except FileNotFoundError:
         if path.is_symlink():
-            raise ArgumentError(f"{path}: a link to nothing; fetch the file it stands for") from None
+            raise ArgumentError(f"{path}: a link to nothing; download the file it points to") from None
         return None
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         raise ArgumentError(f"{path}: cannot be read ({error}); give a readable file") from None
     if not real.is_relative_to(border(folder)):
         raise ArgumentError(f"{path}: a link that leads out of the folder, to {real}; copy the file instead")
     if not stat.S_ISREG(found.st_mode):
-        raise ArgumentError(f"{path}: not a regular file; give a file of bytes")
+        raise ArgumentError(f"{path}: not an ordinary file; devices, pipes and sockets are not read")
     if limit is not None and found.st_size > limit:
         raise ArgumentError(f"{path}: {found.st_size:,} bytes; at most {limit:,} are read")
     return path

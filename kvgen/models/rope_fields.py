@@ -59,7 +59,7 @@ OTHERS = {
     "dynamic": "its angles change with the longest request of a batch",
     "longrope": "its angles change with the longest request of a batch",
     "su": "its angles change with the longest request of a batch",
-    "mrope": "a token has three positions there (time, height, width), and a page one",
+    "mrope": "its positions have three parts (time, height, width), and one is served",
 }
 """Known kinds that are not served, and why."""
 
@@ -101,7 +101,7 @@ def rope_obstacles(config: dict[str, Any], *, by_type: bool) -> list[str]:
             found.append(f"{where}: rope_type = {kind} and type = {shown(table['type'])}: keep one of them")
         known = {**ANYWHERE, **FIXED[kind], **(YARN if kind == "yarn" else {}), LENGTH: _LENGTH}
         found += [
-            f"{where}.{named(key)} = {shown(table[key])}: no setting of RoPE of kind {kind}"
+            f"{where}.{named(key)} = {shown(table[key])}: RoPE of kind {kind} has no such setting"
             for key in sorted(set(table) - set(known))
             if table[key] is not None
         ]

@@ -15,6 +15,8 @@ from kvgen.models.other_keys import EMPTY, other_keys
 from kvgen.models.rope_fields import LAYER_TYPES, check_rope, rope_obstacles
 from kvgen.models.together import check_together, check_types
 
+CAUSAL = "prompts are computed in chunks, so no token sees the ones after it"
+
 
 class CheckpointWarning(UserWarning):
     """A checkpoint says something that is not acted on, and that its numbers do not seem to depend on."""
@@ -103,9 +105,9 @@ def _obstacles(config: dict[str, Any], family: Family) -> list[str]:
             value = shown(given[key])
             found.append(f"{key} = {value}: {what}, which transformers' code for {name} does not have")
     if "use_bidirectional_attention" in given:
-        found.append("use_bidirectional_attention: an engine computes prompts in chunks, which is causal")
+        found.append(f"use_bidirectional_attention: {CAUSAL}")
     if config.get("is_causal") is False:
-        found.append("is_causal = false: an engine computes prompts in chunks, which is causal")
+        found.append(f"is_causal = false: {CAUSAL}")
     if "quantization_config" in given:
         found.append("quantization_config: weights must be plain f32, f16 or bf16")
     heads = config.get("architectures")
@@ -138,7 +140,9 @@ def shape_of(config: dict[str, Any], folder: Path) -> ModelShape:
     check_types(config, folder)
     whole = family.config(config, folder)
     found = list(other_keys(config, family, whole))
-    _refuse([f"{words}; remove it if numbers do not depend on it" for words, bad in found if bad], folder)
+    _refuse(
+        [f"{words}; remove the key if the numbers do not depend on it" for words, bad in found if bad], folder
+    )
     ignored = [words for words, bad in found if not bad]
     if ignored:
         more = f" (and {len(ignored) - 1} more keys)" if len(ignored) > 1 else ""

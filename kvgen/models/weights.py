@@ -121,7 +121,7 @@ def _check_layers(headers: dict[str, Header], config: dict[str, Any], whole: Any
     """Refuse more or fewer layers than a config.json counts."""
     numbers = {int(found.group(1)): name for name in headers if (found := LAYER.fullmatch(name))}
     there, counted = max(numbers, default=-1) + 1, whole.num_hidden_layers
-    # DeepSeek V3 has layers after the last that guess tokens ahead; transformers leaves them out as well.
+    # DeepSeek V3 has layers after the last that predict further tokens; transformers leaves them out too.
     ahead = _ahead(config, whole)
     if there < counted or there > counted + ahead:
         reason = f"the weights have {there} layers"

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (LLAMA | {"is_causal": False}, "is_causal = false: an engine computes prompts in chunks"),
+        (LLAMA | {"is_causal": False}, "is_causal = false: prompts are computed in chunks"),
         (LLAMA | {"bias": True}, "bias = true"),
         (LLAMA | {"qkv_bias": True}, "qkv_bias = true"),
         (LLAMA | {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
@@ -43,12 +43,12 @@ pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the
         ),
         (
             LLAMA | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
-            "RoPE of kind mrope: a token has three positions there",
+            "RoPE of kind mrope: its positions have three parts",
         ),
         (LLAMA | {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}}, "RoPE of kind mrope"),
         (
             LLAMA | {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
-            "no setting of RoPE of kind default",
+            "RoPE of kind default has no such setting",
         ),
         (
             LLAMA | {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 4.0}},

@@ -76,7 +76,7 @@ def test_layers_beyond_the_last(checkpoint: Any, spoil: Any) -> None:
         load_model(folder)
 
 
-def test_a_layer_that_guesses_ahead_is_left_out(checkpoint: Any, spoil: Any) -> None:
+def test_a_layer_that_predicts_further_tokens_is_left_out(checkpoint: Any, spoil: Any) -> None:
     def add(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.2.eh_proj.weight"] = torch.ones(4)
 

@@ -226,7 +226,7 @@ FILES: list[tuple[str, Any, str]] = [
     ),
     ("config.json", _bytes("config.json", b'{"x": ' + b"9" * 5000 + b"}"), "a number of 5,000 digits"),
     ("config.json", _sparse("config.json", 1 << 40), "1,099,511,627,776 bytes; at most"),
-    ("config.json", _fifo("config.json"), "not a regular file"),
+    ("config.json", _fifo("config.json"), "not an ordinary file"),
     ("generation_config.json", _json("generation_config.json", []), "not a JSON object"),
     (
         "generation_config.json",
@@ -238,7 +238,7 @@ FILES: list[tuple[str, Any, str]] = [
         _json("generation_config.json", {"eos_token_id": [1, 10**9]}),
         "the model has tokens 0 to 96",
     ),
-    ("generation_config.json", _fifo("generation_config.json"), "not a regular file"),
+    ("generation_config.json", _fifo("generation_config.json"), "not an ordinary file"),
     ("tokenizer_config.json", _json("tokenizer_config.json", []), "not a JSON object"),
     ("tokenizer_config.json", _bytes("tokenizer_config.json", b"[" * 200_000), "more than 64 brackets"),
     ("added_tokens.json", _json("added_tokens.json", [1]), "not a JSON object"),
