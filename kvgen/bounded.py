@@ -80,12 +80,15 @@ def read_json(path: Path | str, most: int = JSON_BYTES) -> Any:
     return parse_json(read(path, most))
 
 
-def parse_json(text: bytes | str, deepest: int = DEEPEST) -> Any:
-    """The value of a JSON text of at most ``deepest`` levels. Raises ``RefusedError`` or ``ValueError``."""
+def parse_json(text: bytes | str, deepest: int = DEEPEST, **hooks: Any) -> Any:
+    """The value of a JSON text of at most ``deepest`` levels. Raises ``RefusedError`` or ``ValueError``.
+
+    ``hooks``: as ``json.loads`` takes them.
+    """
     data = text.encode() if isinstance(text, str) else text
     if too_deep(_JSON_TEXT.sub(b"", data), deepest):
         raise RefusedError(f"more than {deepest} brackets around a value")
-    return json.loads(data)
+    return json.loads(data, **hooks)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

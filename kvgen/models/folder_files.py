@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvgen import bounded
 from kvgen.errors import ArgumentError
 
 CONFIG = "config.json"
@@ -26,9 +27,6 @@ LARGE = 64 << 20
 
 VOCABULARY = 256 << 20
 """Most bytes of a vocabulary."""
-
-DEPTH = 64
-"""Most brackets inside one another."""
 
 MOST_DIGITS = 400
 """Of an integer; a float of f64 has at most 309."""
@@ -110,22 +108,19 @@ def check_file(folder: Path, name: str, limit: int | None = None) -> Path | None
 def read_json(folder: Path, name: str, limit: int = SMALL) -> dict[str, Any] | None:
     """The JSON object in a file of ``folder``; None where there is no such file.
 
-    Raises ``ArgumentError`` as ``check_file``, for what is no JSON object, for more than ``DEPTH`` brackets
-    inside one another and for names of files that lead out of the folder. Bounds are checked before parsing.
+    Raises ``ArgumentError`` as ``check_file``, for what is no JSON object, and for names of files that lead
+    out of the folder. Bounds are checked before parsing.
     """
     path = check_file(folder, name, limit)
     if path is None:
         return None
     try:
-        with path.open("rb") as stream:
-            text = stream.read(limit + 1).decode("utf-8")
-        if depth(text) > DEPTH:
-            raise ArgumentError(f"{path}: more than {DEPTH} brackets inside one another; write {{ ... }}")
-        found = json.loads(text, object_pairs_hook=_pairs, parse_int=_integer)
+        text = bounded.read(path, limit).decode("utf-8")
+        found = bounded.parse_json(text, object_pairs_hook=_pairs, parse_int=_integer)
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    except ArgumentError:  # a ValueError too
-        raise
+    except bounded.RefusedError as error:
+        raise ArgumentError(f"{path}: {error}; write one JSON object") from None
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start} is {error.object[error.start]:#x}"
         raise ArgumentError(f"{path}: not UTF-8 ({wrong}); save it as UTF-8") from None
@@ -153,19 +148,6 @@ def _integer(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits):,} digits")
     return int(digits)
-
-
-def depth(text: str) -> int:
-    """Most brackets that are open at once, outside strings. Linear, and without recursion."""
-    now = deepest = 0
-    for found in re.finditer(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', text, re.DOTALL):
-        mark = found.group()
-        if mark in "[{":
-            now += 1
-            deepest = max(deepest, now)
-        elif mark in "]}":
-            now = max(now - 1, 0)
-    return deepest
 
 
 def _file_names(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,6 @@ import pytest
 from kvgen.errors import ArgumentError
 from kvgen.models.checkpoint import load_model, load_tokenizer
 from kvgen.models.extras import installed
-from kvgen.models.folder_files import depth
 from tests.models.test_checkpoint import change_config
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
@@ -163,19 +162,3 @@ def test_links_of_a_snapshot_stay_with_their_model(checkpoint: Any, tmp_path: Pa
     weights.symlink_to(Path("..", "..", "..", "models--somebody--other", "blob"))
     with pytest.raises(ArgumentError, match="a link that leads out of the folder"):
         load_model(snapshot)
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("{}", 1),
-        ('{"a": [[]]}', 3),
-        (r'"\"[["', 0),
-        (r'["[\\", []]', 2),
-        ('"[[', 0),
-        ("]]][", 1),
-        ("[[" * 9, 18),
-    ],
-)
-def test_the_depth_of_brackets(text: str, want: int) -> None:
-    assert depth(text) == want

@@ -215,7 +215,7 @@ def _index(value: Any) -> Any:
 INDEX = "model.safetensors.index.json"
 
 FILES: list[tuple[str, Any, str]] = [
-    ("config.json", _bytes("config.json", b"[" * 200_000), "more than 64 brackets inside one another"),
+    ("config.json", _bytes("config.json", b"[" * 200_000), "more than 64 brackets around a value"),
     ("config.json", _bytes("config.json", b'{"a":' * 200_000), "more than 64 brackets"),
     ("config.json", _bytes("config.json", b"[]"), r"not a JSON object, but \[\]; write"),
     ("config.json", _bytes("config.json", b"\xff\xfe{}"), r"not UTF-8 \(byte 0 is 0xff\)"),
