@@ -98,7 +98,7 @@ def test_all_pairs_of_codecs_on_the_cpu(row: str) -> None:
         check_group(members, row)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("row", engine_params(CPU_ROWS))
 def test_triples_of_codecs_on_the_cpu(row: str, part: int) -> None:

@@ -99,7 +99,7 @@ def test_pairs_in_the_interpreter(at: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("part", range(40))
 @pytest.mark.parametrize("row", engine_params(CPU_ROWS))
 def test_triples_on_the_cpu(row: str, part: int) -> None:

@@ -125,7 +125,7 @@ def test_variants_in_the_interpreter(at: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("row", engine_params(CPU_ROWS))
 def test_triples_of_variants_on_the_cpu(row: str, part: int) -> None:

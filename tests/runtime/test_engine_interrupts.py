@@ -135,7 +135,7 @@ def test_at_some_lines(name: str, call: int) -> None:
         stopped(name, call, first, point)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize(("name", "call"), CALLS)
 def test_at_every_line(name: str, call: int) -> None:
     """The first, the middle and the last time that each distinct line is reached, roll-back included."""
@@ -146,7 +146,7 @@ def test_at_every_line(name: str, call: int) -> None:
         stopped(name, call, first, point)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 def test_at_2000_events() -> None:
     """Any event of any marked call, not only three visits of a line."""
     draw = random.Random(2000)
