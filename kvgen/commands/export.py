@@ -40,7 +40,8 @@ def run(
     loaded, pins = read_spec(spec), read_pins(pin)
     import warnings
 
-    from kvgen.export.package import export
+    from kvgen.backends.triton.process import why_absent
+    from kvgen.export.package import GPU_TARGETS, export
     from kvgen.tune.choose import UntunedWarning
 
     with progress(quiet=as_json) as advance, warnings.catch_warnings():
@@ -70,6 +71,8 @@ def run(
     output.table(
         ("target", "kernels"), [(key, str(count)) for key, count in targets.items()], right=("kernels",)
     )
+    if not target and (why := why_absent()):
+        output.line(f"{', '.join(GPU_TARGETS)} left out: {why}")
     output.line(f"{made.name} in {made.folder}: {made.files} files, {made.nbytes / 2**20:.1f} MiB")
     if Path.cwd().is_relative_to(made.folder.resolve()):
         output.line("The folder that your shell stands in is a new one: cd .")

@@ -23,6 +23,7 @@ from typing import Any
 
 from kvgen import __version__
 from kvgen.backends.cpu import isa
+from kvgen.backends.triton.process import why_absent
 from kvgen.builder import assemble
 from kvgen.errors import ArgumentError, ToolchainError, brief
 from kvgen.export import placing
@@ -38,7 +39,7 @@ from kvgen.resolve import resolve_target
 from kvgen.runtime import manifest as manifests
 
 GPU_TARGETS = ("sm_80", "sm_90")
-"""GPUs that an export serves unless told otherwise."""
+"""GPUs that an export serves unless told otherwise, or Triton is missing."""
 
 
 PROJECT_FILES = ("pyproject.toml", "README.md")
@@ -61,10 +62,10 @@ class Package:
 
 
 def default_targets() -> tuple[str, ...]:
-    """The CPU rows that this machine can run, best first, and ``GPU_TARGETS``."""
+    """The CPU rows that this machine can run, best first, and ``GPU_TARGETS`` where Triton is installed."""
     have = isa.cpu_features()
     rows = [row.target for row in isa.ROWS.values() if have.issuperset(row.required)]
-    return (*rows, *GPU_TARGETS)
+    return (*rows, *GPU_TARGETS) if why_absent() is None else tuple(rows)
 
 
 def export(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvgen import paths
 from kvgen.backends.triton.kernel import TritonKernel, sources
+from kvgen.backends.triton.process import toolchain_id
 from kvgen.backends.triton.roomy import compile_roomy
 from kvgen.errors import ToolchainError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
@@ -40,9 +41,10 @@ class TritonBackend:
     def compile(self, plans: Sequence[KernelPlan]) -> list[TritonKernel]:
         """Kernels for these plans, in order; compiled in parallel per target, cached on disk.
 
-        Raises ToolchainError with the compiler's words for the first that fails. Nothing is compiled for
-        the interpreter.
+        Raises ToolchainError with the compiler's words for the first that fails, and where there is no
+        Triton. Nothing is compiled for the interpreter.
         """
+        toolchain_id(self._python)
         texts = [self.render(plan) for plan in plans]
         parts = [sources(plan, text) for plan, text in zip(plans, texts, strict=True)]
         kernels: dict[int, TritonKernel] = {}

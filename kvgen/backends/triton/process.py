@@ -36,6 +36,18 @@ class WorkerTimeout(Exception):
     """The worker did not answer in time (it has not been killed yet)."""
 
 
+NEEDS_IT = "GPU targets and the interpreter need (CPU targets do not); try: pip install 'triton>=3.6'"
+
+
+def why_absent() -> str | None:
+    """Why this process compiles nothing for GPUs; None where it can."""
+    try:
+        toolchain_id(sys.executable)
+    except ToolchainError as error:
+        return str(error)
+    return None
+
+
 @functools.cache
 def toolchain_id(python: str) -> str:
     """Identity of the Triton that ``python`` imports, e.g. ``triton-3.9.0``, for cache keys.
@@ -52,7 +64,7 @@ def toolchain_id(python: str) -> str:
             )
             found = done.stdout.strip()
     except PackageNotFoundError:
-        raise ToolchainError(f"{python} has no triton; install it with: pip install 'triton>=3.6'") from None
+        raise ToolchainError(f"{python} has no triton, which {NEEDS_IT}") from None
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-1:]
         raise ToolchainError(f"{python} has no usable triton: {' '.join(last)}") from None
