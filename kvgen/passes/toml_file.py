@@ -45,7 +45,7 @@ def read_toml(source: str | Path) -> dict[str, Any]:
 
 def _explained(text: str, error: Exception) -> tuple[str, str]:
     """Why a text is not TOML, and what would help: the line, and a key that stands there twice."""
-    start = text.lstrip()
+    start = re.sub(r"(?m)^\s*#.*$", "", text).lstrip()
     if start.startswith("{"):
         return "is JSON, not TOML", "write it as in examples/, or give kvgen.build the dict"
     if re.match(r"(---|%YAML|[\w\"']+\s*:(\s|$))", start):

@@ -349,7 +349,7 @@ def test_toml_files(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(text + "[attention]\n")
     (tmp_path / "deeper.toml").write_text(text + "k = { format = 'int8' }\n")
     (tmp_path / "spec.json").write_text('{"attention": {"q_heads": 8}}')
-    (tmp_path / "spec.yaml").write_text("attention:\n  q_heads: 8\n")
+    (tmp_path / "spec.yaml").write_text("# heads\nattention:\n  q_heads: 8\n")
     (tmp_path / "marked.toml").write_text(text, encoding="utf-8-sig")
     assert load_spec(tmp_path / "marked.toml").hash == load_spec(GOOD).hash
     for name, reason in {
