@@ -11,12 +11,12 @@ from kvgen.errors import ArgumentError, brief
 from kvgen.ir import Schedule, Spec
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
+from kvgen.ir.verify import verify_record
 from kvgen.library import Library
 from kvgen.names import told
 from kvgen.passes.place import place
 from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
-from kvgen.passes.verify import verify_record
 from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune.defaults import default_schedule
 

@@ -8,8 +8,9 @@ from kvgen.backends.cpu import artifact, isa
 from kvgen.backends.cpu.kernel import CpuKernel
 from kvgen.backends.cpu.loader import Library, open_library
 from kvgen.errors import ArgumentError, ToolchainError, UnsupportedError, brief
+from kvgen.ir.plan import entry_name
 from kvgen.runtime.base import Launchable
-from kvgen.runtime.manifest import Exported, Manifest, read_manifest
+from kvgen.runtime.manifest import NAME, Exported, Manifest, read_manifest
 from kvgen.runtime.ops import CacheOps
 
 
@@ -56,7 +57,7 @@ class ExportedLibrary(CacheOps):
     def _open(self, op: str, variant: str) -> Library:
         entry = self._entry(op, variant)
         # Once more: the folder may have been written to since it was loaded.
-        return open_library(entry.binaries[0].verify(self.folder), artifact.Sidecar(**entry.facts))
+        return open_library(entry.binaries[0].verify(self.folder), artifact.to_sidecar(entry.facts))
 
 
 def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = True) -> CacheOps:
@@ -81,9 +82,9 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
     names = [target] if target else [name for name in _BEST_FIRST if name in held]
     reasons = []
     for name in names:
-        facts = [artifact.Sidecar(**kernel.facts) for kernel in manifest.targets[name]]
+        sidecars = [_sidecar(folder, manifest, name, kernel) for kernel in manifest.targets[name]]
         try:
-            for needs in facts:
+            for needs in sidecars:
                 isa.check_runnable(needs.requires, what=f"{folder} ({name})", arch=needs.arch)
         except UnsupportedError as error:
             reasons.append(str(error))
@@ -92,6 +93,26 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
     if not names:
         raise ToolchainError(f"{folder}: holds no CPU kernels; export with --target cpu")
     raise UnsupportedError("; ".join(reasons))
+
+
+def _sidecar(folder: Path, manifest: Manifest, target: str, kernel: Exported) -> artifact.Sidecar:
+    """What a CPU kernel's build says of it, if it is a kernel of this spec; ``ToolchainError`` else."""
+    path, what = folder / NAME, f"{brief(kernel.op)} {brief(kernel.variant)} of {target}"
+    try:
+        sidecar = artifact.to_sidecar(kernel.facts)
+    except ValueError as error:
+        raise ToolchainError(f"{path}: damaged: facts of {what} {error}; export again") from None
+    if [(file.size, file.sha256) for file in kernel.binaries] != [(sidecar.size, sidecar.sha256)]:
+        raise ToolchainError(f"{path}: damaged: binaries of {what} are not those of its facts; export again")
+    spec = manifest.spec
+    if kernel.features is None:  # no symbol can be told without them, but the source's heading names the spec
+        fits = spec.hash8 in kernel.source.content(folder).decode("utf-8", "replace")
+    else:
+        given = target, kernel.features, kernel.schedule
+        fits = kernel.entry == entry_name(kernel.op, kernel.variant, spec, *given)
+    if not fits:
+        raise ToolchainError(f"{path}: {what} was compiled for another spec than {spec.hash8}; export again")
+    return sidecar
 
 
 _BEST_FIRST = tuple(row.target for row in isa.ROWS.values())

@@ -14,6 +14,7 @@ from kvgen.errors import ToolchainError, brief
 from kvgen.ir import CODECS, Codec, PageRecord, Schedule, Spec
 from kvgen.ir.codec import register
 from kvgen.ir.plan import Arg
+from kvgen.ir.verify import VerifyError, verify_record
 
 SCHEMA = 2
 """Version of the manifest's fields."""
@@ -86,6 +87,8 @@ class Exported:
     """CPU: one shared object. GPU: a cubin or hsaco for each kernel of the module."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """CPU: the sidecar of the build. GPU: by kernel, signature, warps, registers, spills, shared memory."""
+    features: tuple[str, ...] | None = None
+    """Optional instructions that its target was planned with; None in what kvgen 0.1.0 and earlier wrote."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +186,15 @@ def read_manifest(folder: Path) -> Manifest:
             _frequencies(found.get("frequencies")),
         )
         expected = found["spec_sha256"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if manifest.spec.hash != expected:
+            raise ToolchainError(f"{path}: its spec is not the one it was written for (sha256 differs)")
+        verify_record(manifest.spec, manifest.record)
+    except VerifyError as error:
+        raise ToolchainError(f"{path}: its page record is not its spec's ({error}); export again") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
         raise ToolchainError(
             f"{path}: damaged ({type(error).__name__}: {brief(str(error))}); export again"
         ) from error
-    if manifest.spec.hash != expected:
-        raise ToolchainError(f"{path}: its spec is not the one it was written for (sha256 differs)")
     return manifest
 
 
@@ -196,14 +202,21 @@ def _frequencies(values: Any) -> tuple[tuple[float, ...], float] | None:
     return None if values is None else (tuple(map(float, values[0])), float(values[1]))
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{brief(value)} is no text")
+    return value
+
+
 def _exported(values: Mapping[str, Any]) -> Exported:
     return Exported(
-        values["op"],
-        values["variant"],
-        values["entry"],
+        _text(values["op"]),
+        _text(values["variant"]),
+        _text(values["entry"]),
         tuple(Arg(**arg) for arg in values["args"]),
         Schedule.of(values["schedule"]),
         File(**values["source"]),
         tuple(File(**binary) for binary in values["binaries"]),
         values["facts"],
+        None if (features := values.get("features")) is None else tuple(map(str, features)),
     )

@@ -33,9 +33,9 @@ def run(
     if not spec:
         raise ArgumentError("SPEC is missing: give the path of a TOML spec, or --schema")
     from kvgen.commands.describe import bytes_data, record_data, spec_data, term_data
+    from kvgen.ir.verify import verify_record
     from kvgen.passes.place import place
     from kvgen.passes.preset import resolve
-    from kvgen.passes.verify import verify_record
     from kvgen.resolve import resolve_target
 
     loaded = resolve(read_spec(spec), resolve_target(target))

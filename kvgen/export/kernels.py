@@ -83,7 +83,18 @@ def _entry(
 ) -> tuple[Exported, Files]:
     files = {stem + suffix: render(plan).encode(), **{stem + end: data for end, data in binaries.items()}}
     source, *rest = (File.of(path, data) for path, data in files.items())
-    return Exported(plan.op, plan.variant, entry, plan.args, plan.schedule, source, tuple(rest), facts), files
+    made = Exported(
+        plan.op,
+        plan.variant,
+        entry,
+        plan.args,
+        plan.schedule,
+        source,
+        tuple(rest),
+        facts,
+        plan.target.features,
+    )
+    return made, files
 
 
 def _stem(plan: KernelPlan) -> str:

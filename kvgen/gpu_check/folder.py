@@ -21,6 +21,7 @@ from kvgen.backends.triton.cubin import Part
 from kvgen.errors import ToolchainError, brief
 from kvgen.gpu_check.recorded import Recorded, from_json
 from kvgen.ir import PageRecord, Schedule, Spec
+from kvgen.ir.verify import VerifyError, verify_record
 from kvgen.runtime.manifest import MOST_MANIFEST, NAME, File, sealed
 
 SCHEMA = 1
@@ -138,15 +139,16 @@ def read(folder: Path) -> Manifest:
     try:
         prepared = tuple(_prepared(row) for row in found["prepared"])
         return Manifest(found["kvgen"], found["target"], found["toolchain"], prepared)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, VerifyError) as error:
         raise ToolchainError(f"{path}: damaged ({type(error).__name__}: {error}); {PREPARE}") from error
 
 
 def _prepared(row: Mapping[str, Any]) -> Prepared:
-    spec = Spec.from_dict(row["spec"])
+    spec, record = Spec.from_dict(row["spec"]), PageRecord.from_dict(row["record"])
+    verify_record(spec, record)
     return Prepared(
         spec,
-        PageRecord.from_dict(row["record"]),
+        record,
         {op: (pair[0], pair[1]) for op, pair in row["digests"].items()},
         tuple(
             Candidate(from_json(c["plan"], spec), c["default"], c["predicted"], _binaries(c["binaries"]))

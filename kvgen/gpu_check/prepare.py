@@ -21,10 +21,10 @@ from kvgen.gpu_check import folder as folders
 from kvgen.gpu_check import recorded
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import OPS, KernelPlan
+from kvgen.ir.verify import verify_record
 from kvgen.passes.abi import VARIANTS, check_variant
 from kvgen.passes.place import place
 from kvgen.passes.preset import resolve as resolve_preset
-from kvgen.passes.verify import verify_record
 from kvgen.resolve import resolve_target
 from kvgen.runtime.manifest import File
 from kvgen.tune.defaults import default_in

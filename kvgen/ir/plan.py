@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,14 @@ class Fact:
     reason: str
 
 
+def entry_name(
+    op: str, variant: str, spec: Spec, target: str, features: Iterable[str], schedule: Schedule
+) -> str:
+    """The symbol of a kernel: another one for whatever decides what it computes."""
+    text = "|".join((spec.hash, target, *features, str(schedule), variant))
+    return f"kvgen_{op}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True)
 class KernelPlan:
     """Everything a template needs, decided."""
@@ -86,10 +94,8 @@ class KernelPlan:
     @property
     def entry(self) -> str:
         """Name of the kernel's entry point: unique for what it computes and how."""
-        text = "|".join(
-            (self.spec.hash, self.target.name, *self.target.features, str(self.schedule), self.variant)
-        )
-        return f"kvgen_{self.op}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        target = self.target
+        return entry_name(self.op, self.variant, self.spec, target.name, target.features, self.schedule)
 
     def constant(self, name: str) -> int | float:
         """Value of the constant ``name``."""

@@ -30,7 +30,7 @@ class _Component:
 
 
 def place(spec: Spec) -> PageRecord:
-    """The page record of a spec. ``passes.verify_record`` proves what it promises."""
+    """The page record of a spec. ``kvgen.ir.verify`` proves what it promises."""
     cache = spec.cache
     if cache.preset is not None:
         raise ValueError(f"layout {cache.preset!r} depends on the target: resolve it first (passes.preset)")

@@ -13,9 +13,9 @@ import numpy as np
 
 from kvgen.ir import Plane
 from kvgen.ir.plan import KernelPlan
+from kvgen.ir.verify import VerifyError
 from kvgen.passes.address import PAGE_IDS, Address
 from kvgen.passes.integers import evaluate
-from kvgen.passes.verify import VerifyError
 
 Steps = dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]
 """Coefficient of each run-time stride (or of 1, under the name '') for every index of a dimension."""

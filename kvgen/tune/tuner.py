@@ -17,10 +17,10 @@ from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.ir import PageRecord, Schedule, Spec, Target
 from kvgen.ir.plan import OPS
 from kvgen.ir.schedule import Knob
+from kvgen.ir.verify import verify_record
 from kvgen.passes.place import place
 from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
-from kvgen.passes.verify import verify_record
 from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune import store
 from kvgen.tune.defaults import default_in

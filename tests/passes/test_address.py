@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sympy import Integer
 
 from kvgen.ir import Spec
+from kvgen.ir.verify import VerifyError
 from kvgen.passes.address import Address, Term, address, plane_facts, simplify
 from kvgen.passes.integers import FloorDiv, Mod, Range, bounds, evaluate, reduce_divisions, symbol
 from kvgen.passes.place import place
 from kvgen.passes.printers import print_c, print_python
 from kvgen.passes.validate import validate
-from kvgen.passes.verify import VerifyError
 from kvgen.passes.verify_address import verify_address
 from tests.support.specs import covering_specs, make_spec, specs
 

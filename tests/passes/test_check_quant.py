@@ -10,9 +10,9 @@ from kvgen.errors import SpecError
 from kvgen.ir import Spec
 from kvgen.ir.codec import CODECS
 from kvgen.ir.raw import RawSpec
+from kvgen.ir.verify import verify_record
 from kvgen.passes.place import place
 from kvgen.passes.validate import load_spec
-from kvgen.passes.verify import verify_record
 
 ROW = {"tok": 1, "head": 1}
 CHANNEL = {"tok": 32, "head": 1, "d": 1}

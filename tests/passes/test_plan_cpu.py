@@ -11,11 +11,11 @@ from kvgen.builder import assemble
 from kvgen.errors import ArgumentError, UnsupportedError
 from kvgen.ir import Schedule
 from kvgen.ir.plan import OPS
+from kvgen.ir.verify import VerifyError
 from kvgen.passes.cpu_attention import whole_tile
 from kvgen.passes.lower import d_parts, fold_site
 from kvgen.passes.place import place
 from kvgen.passes.render import render
-from kvgen.passes.verify import VerifyError
 from kvgen.passes.verify_address import verify_source
 from kvgen.targets import TARGETS
 from kvgen.tune.defaults import default_schedule

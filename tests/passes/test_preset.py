@@ -7,10 +7,10 @@ import pytest
 from kvgen.errors import ArgumentError, SpecError
 from kvgen.ir import Spec
 from kvgen.ir.codec import CODECS
+from kvgen.ir.verify import verify_record
 from kvgen.passes.place import place
 from kvgen.passes.preset import CPU_FAST, resolve
 from kvgen.passes.validate import load_spec
-from kvgen.passes.verify import verify_record
 from kvgen.resolve import resolve_target
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvgen.errors import KvgenError
 from kvgen.ir import Extent, PageRecord, Plane, Spec
+from kvgen.ir.verify import VerifyError, smallest_pitch, verify_record
 from kvgen.passes.place import place, row_stride
-from kvgen.passes.verify import VerifyError, smallest_pitch, verify_record
 from tests.support.records import assert_disjoint
 from tests.support.specs import covering_specs, make_spec, specs
 

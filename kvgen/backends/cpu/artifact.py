@@ -98,15 +98,18 @@ def read_sidecar(library: Path) -> Sidecar:
     except (OSError, ValueError) as error:
         raise ToolchainError(f"{library}: no readable sidecar {path.name} ({error})") from error
     try:
-        return to_sidecar(found)
+        read = to_sidecar(found)
     except ValueError as error:
         raise ToolchainError(f"{library}: {path.name} {error}") from None
+    if read.schema != SCHEMA:
+        raise ToolchainError(f"{library}: {path.name} is not a sidecar of schema {SCHEMA}")
+    return read
 
 
 def to_sidecar(found: Any) -> Sidecar:
     """The sidecar that these values are, as JSON has them; ``ValueError`` says why they are none."""
-    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA or set(found) != set(_KINDS):
-        raise ValueError(f"is not a sidecar of schema {SCHEMA}: {brief(found)}")
+    if not isinstance(found, Mapping) or set(found) != set(_KINDS):
+        raise ValueError(f"is not a sidecar: {brief(found)}")
     for name, kind in _KINDS.items():
         value = found[name]
         texts = kind is list and isinstance(value, list) and all(isinstance(item, str) for item in value)

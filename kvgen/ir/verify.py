@@ -12,6 +12,9 @@ of all smaller ones, positions are digits of a mixed-radix number, so distinct i
 distinct bytes. *Peeling*: two planes whose byte intervals are disjoint are disjoint; otherwise they must
 have the same largest axis (dim, extent, stride), and one step of it must cover both remainders together:
 then different steps cannot meet, equal steps leave the remainders, which are compared in the same way.
+
+It lies with the nouns because an exported package takes it along: there nothing else tells a record that was
+altered from the one that its kernels were compiled for.
 """
 
 from __future__ import annotations
@@ -59,6 +62,29 @@ def verify_record(spec: Spec, record: PageRecord) -> None:
     for a, b in combinations(record.planes, 2):
         if a.pool == b.pool:
             _check_apart(a, b)
+    _check_raw(spec, record)
+
+
+def _check_raw(spec: Spec, record: PageRecord) -> None:
+    """Raw rows of a page: all heads and tokens of a side behind one another, each side on ``align``."""
+    att, cache = spec.attention, spec.cache
+    widths = {"k": att.head_dim, "v": att.v_head_dim}
+    wanted = [f"{field}_raw" for field in cache.fields] if cache.raw else []
+    names = [plane.name for plane in record.raw]
+    _check(names == wanted, "record", f"raw planes {names}, expected {wanted}")
+    for plane in record.raw:
+        _check(plane.pool == "raw", plane.name, f"lies in {plane.pool}")
+        axes = tuple(map(Axis, ("page", "head", "tok", "d")))
+        _check_axes(spec, plane, att.q_dtype, axes, widths[plane.name[0]])
+        _check(
+            plane.axes[-1].stride == Extent(plane.itemsize), plane.name, "has rows that are not contiguous"
+        )
+        fits = _aligned(plane.offset, cache.align) and _aligned(plane.page.stride, cache.align)
+        _check(fits, plane.name, f"does not start on {cache.align}")
+        _check(plane.page.stride == record.raw[0].page.stride, plane.name, "has a pitch of its own")
+        _check_nesting(plane)
+    for a, b in combinations(record.raw, 2):
+        _check_apart(a, b)
 
 
 def smallest_pitch(row_bytes: int, align: int) -> int:
