@@ -49,6 +49,10 @@ class Diagnostic:
         return f"{self.path}{value}: {self.reason}{tail}"
 
 
+MOST_SHOWN = 60
+"""Diagnostics that a message holds; a ``SpecError`` has them all."""
+
+
 class KvgenError(Exception):
     """Base of all errors raised by kvgen on purpose."""
 
@@ -62,7 +66,9 @@ class SpecError(KvgenError, ValueError):
         """Whether there was no spec to be read: the file is missing, or is no TOML."""
         count = len(self.diagnostics)
         head = [] if unread else [f"{count} mistake{'s' if count != 1 else ''} in the spec:"]
-        super().__init__("\n  ".join([*head, *map(str, self.diagnostics)]))
+        left = count - MOST_SHOWN
+        tail = [f"and {left} more mistake{'s' if left != 1 else ''}"] if left > 0 else []
+        super().__init__("\n  ".join([*head, *map(str, self.diagnostics[:MOST_SHOWN]), *tail]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), unread=self.unread), (self.diagnostics,)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvgen import bounded
+from kvgen import bounded, paths
+from kvgen.backends.cpu import artifact
+from kvgen.bench.compare import read_report
 from kvgen.bounded import RefusedError
+from kvgen.commands import generate
+from kvgen.errors import KvgenError
+from kvgen.gpu_check import folder
+from kvgen.passes.validate import load_spec
+from kvgen.runtime import manifest
+from kvgen.tune import why
+from kvgen.tune.journal import Journal
 
 
 def test_a_pipe_and_a_device_are_refused_without_waiting(tmp_path: Path) -> None:
@@ -85,3 +95,45 @@ def test_ordinary_toml_is_parsed(repo_root: Path) -> None:
         "z = '''" + "[a.\n" * 99 + "'''\nu = \"\\\"" + "[.a" * 99 + '"\nw = """\\"""' + "[.a" * 99 + '"""\n'
     )
     assert bounded.parse_toml(text) == tomllib.loads(text)
+
+
+def journal(path: Path) -> object:
+    with pytest.warns(paths.CacheWarning, match=r"a pipe|is no log of trials|at most") as caught:
+        Journal(path, {"op": "decode"})
+    return caught[0].message
+
+
+READERS: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "sidecar": (lambda path: artifact.read_sidecar(path.with_suffix(".so")), True),
+    "export": (lambda path: manifest.read_body(path.parent), True),
+    "gpu check": (lambda path: folder.read(path.parent), True),
+    "report": (lambda path: read_report(str(path)), True),
+    "generate": (generate.read_manifest, False),
+    "why": (why._read, False),
+    "trials": (journal, False),
+    "spec": (load_spec, True),
+}
+"""Who reads a file that somebody else may have written, and whether a bad one is an error."""
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("what", ["deep", "pipe", "large"])
+def test_every_reader_is_bounded(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "manifest.json"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("[" * 200_000 + "\n")
+    if what == "large":
+        os.truncate(path, 1 << 40)
+    monkeypatch.setattr(json, "loads", lambda data: pytest.fail("parsed"))
+    monkeypatch.setattr(tomllib, "loads", lambda data: pytest.fail("parsed"))
+    read, fails = READERS[name]
+    if not fails:
+        assert read(path) in ({}, None) or name == "trials"
+        return
+    with pytest.raises(KvgenError, match=r"64 brackets|a pipe|at most [\d,]+ are read") as caught:
+        read(path)
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 600

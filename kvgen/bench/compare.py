@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from pathlib import Path
 
+from kvgen import bounded
 from kvgen.bench.facts import Facts
 from kvgen.bench.report import DISTURBED, OK, CaseReport, Report, Row
 from kvgen.bench.stats import Figure
@@ -55,10 +55,8 @@ class Comparison:
 
 def read_report(path: str) -> Report:
     """The report in a file that ``--json`` wrote. Raises ``ArgumentError`` for another file."""
-    import json
-
     try:
-        data = json.loads(Path(path).read_text())
+        data = bounded.read_json(path)
     except ValueError as error:
         raise ArgumentError(f"{path}: no JSON ({error})") from None
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen import bounded
 from kvgen.commands import output
 from kvgen.commands.options import (
     AsJson,
@@ -146,7 +147,7 @@ def write_folder(folder: Path, texts: Mapping[str, str], manifest: dict[str, Any
         )
     left = [name for name in known if name not in texts and (folder / name).exists()]
     if left and not same and not force:
-        about = f"{before.get('name')} ({str(before.get('hash'))[:8]}) for {before['target']['name']}"
+        about = f"{before.get('name')} ({str(before.get('hash'))[:8]}) for {before['target'].get('name')}"
         raise ArgumentError(
             f"{folder}: holds {', '.join(left)} of {about}; give another folder, or --force to add to it"
         )
@@ -161,16 +162,22 @@ def write_folder(folder: Path, texts: Mapping[str, str], manifest: dict[str, Any
 def read_manifest(path: Path) -> dict[str, Any]:
     """An earlier run's manifest; empty where there is none or the file is not one of ours."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = bounded.read_json(path)
     except (FileNotFoundError, ValueError):
         return {}
-    ours = isinstance(data, dict) and data.get("format") == FORMAT and "kernels" in data
-    return data if ours else {}
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        return {}
+    kernels = data.get("kernels")
+    if not isinstance(kernels, list) or not isinstance(data.get("target"), dict):
+        return {}
+    return data if all(isinstance(k, dict) and isinstance(k.get("file"), str) for k in kernels) else {}
 
 
 def _is_foreign(path: Path, sha256: str | None) -> bool:
     """Whether the file at ``path`` exists and is not what kvgen last wrote there."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() != sha256
+        return hashlib.sha256(bounded.read(path, bounded.JSON_BYTES)).hexdigest() != sha256
     except FileNotFoundError:
         return False
+    except ValueError:  # no file at all, or one that no kernel is as large as
+        return True

@@ -19,6 +19,8 @@ from kvgen.passes.terms import POSITIONS, parsed
 from kvgen.variants import Definition, Formula, definitions, positions
 
 PARAM_NAME = r"[a-z][a-z0-9_]{0,39}"
+MOST_PARAMS = 64
+"""Of a spec; the largest example has three."""
 TAKEN = r"rope_table|.*_stride_(batch|head|q|kv)"
 """Names of parameters that an argument of a kernel's own could have."""
 
@@ -44,6 +46,11 @@ def read_params(
     if any(att[key] is MISSING for key in ("q_heads", "params")):
         return ()
     given = {}
+    if (count := len(att["params"] or {})) > MOST_PARAMS:
+        reason = f"a kernel takes at most {MOST_PARAMS}"
+        hint = "leave out what no expression reads"
+        note(problems, "attention.params", f"({count} parameters)", reason, hint)
+        return ()
     for name, table in (att["params"] or {}).items():
         path = f"attention.params.{name}"
         if not isinstance(name, str) or not re.fullmatch(PARAM_NAME, name):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from kvgen import bounded
 from kvgen.errors import ABSENT, Diagnostic, SpecError
-
-MOST_BYTES = 1 << 16
-"""Of a spec file. One has some hundred; what has many more is something else, a device for example."""
 
 
 def read_toml(source: str | Path) -> dict[str, Any]:
@@ -19,8 +16,7 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     Raises ``SpecError`` with the path, the reason and what to give instead.
     """
     try:
-        with Path(source).open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        data = bounded.read(source, bounded.TOML_BYTES)
     except FileNotFoundError:
         raise _unreadable(source, "no such file", "give the path of a TOML spec") from None
     except IsADirectoryError:
@@ -28,17 +24,19 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise _unreadable(source, reason, "give the path of a TOML spec") from None
+    except bounded.RefusedError as error:
+        raise _unreadable(source, str(error), "give the path of a TOML spec") from None
     except ValueError as error:  # a path with a NUL
         raise _unreadable(source, f"is no path: {error}", "give the path of a TOML spec") from None
-    if len(data) > MOST_BYTES:
-        raise _unreadable(source, f"has more than {MOST_BYTES} bytes", "give the path of a TOML spec")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8: byte {error.start} is {data[error.start]:#x}"
         raise _unreadable(source, reason, "save it as UTF-8, as TOML demands") from None
     try:
-        return tomllib.loads(text)
+        return bounded.parse_toml(text)
+    except bounded.RefusedError as error:
+        raise _unreadable(source, f"is no spec: {error}", "see examples/") from None
     except (ValueError, RecursionError) as error:  # no TOML, an endless number, endless nesting
         raise _unreadable(source, *_explained(text, error)) from None
 

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvgen import paths
+from kvgen import bounded, paths
 from kvgen.errors import ArgumentError
 from kvgen.ir import Spec, Target
 from kvgen.ir.plan import OPS
@@ -111,7 +111,7 @@ def stale(folder: Path, specs: Sequence[Spec]) -> list[str]:
 def _problems(path: Path, key: Key, space: Space, facts: Mapping[str, Knob]) -> Iterator[str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        raw = json.loads(text)
+        raw = bounded.parse_json(text)
         key = dataclasses.replace(key, features=tuple(raw["features"]))
     except (ValueError, KeyError, TypeError) as error:
         yield f"is no tuning record ({type(error).__name__})"

@@ -181,8 +181,8 @@ def _parse(whole: list[bytes]) -> list[Line]:
     broken = 0
     for number, text in enumerate(whole, 1):
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
+            line = bounded.parse_json(text)
+        except ValueError:
             line = None
         good = isinstance(line, dict) and isinstance(line.get("kind"), str)
         if broken and not (good and line["kind"] == "torn"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kvgen
+from kvgen import bounded
 from kvgen.ir import Spec, Target
 from kvgen.tune import store
 from kvgen.tune.device import device_name
@@ -117,8 +118,8 @@ def _why(op: str, spec: Spec, target: Target, effort: str, pins: Pins, cache_dir
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        raw = bounded.read_json(path, store.MOST_BYTES)
+    except (OSError, ValueError):
         return None
     return raw if isinstance(raw, dict) else None
 

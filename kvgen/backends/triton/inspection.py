@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvgen import bounded
 from kvgen.backends.triton import amdgcn, sass
 from kvgen.backends.triton.amdgcn import HsacoFacts
 from kvgen.backends.triton.arch import gpu_arch
@@ -102,7 +103,7 @@ def inspect_kernel(kernel: CompiledKernel) -> Resources:
 
 def _load(path: Path, kernel: CompiledKernel) -> Resources | None:
     try:
-        record = json.loads(path.read_bytes())
+        record = bounded.read_json(path, 1 << 20)
         if record["format"] == _FORMAT and record["binary"] == _sha256(kernel.binary):
             return Resources.from_json(record["resources"])
     except FileNotFoundError:
