@@ -99,6 +99,12 @@ def need_integer(name: str, value: Any, low: int, high: int, hint: str) -> int:
     return int(value)
 
 
+def need_bool(name: str, value: Any) -> None:
+    """Refuse what is no truth value: of a tensor or an array Python could not say which it is."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} = {brief(value)}: give True or False")
+
+
 def need_real(name: str, value: Any, low: float, high: float, hint: str) -> float:
     """``value`` as a float above ``low``, up to ``high``."""
     number = value.item() if isinstance(value, np.integer | np.floating) else value

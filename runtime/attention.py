@@ -276,14 +276,13 @@ class AttentionOps(OpsBase):
 
     def _parts(self, params: Any, finalize: bool, like: Tensor) -> Any:
         """``params``, with a sink of no weight where the state stays unfinished; None for no parameters."""
-        if not isinstance(finalize, bool):
-            raise ArgumentError(f"finalize = {brief(finalize)}: give True or False")
-        if not self._wanted and (params is None or params == {}):
+        check.need_bool("finalize", finalize)
+        if params is not None and not isinstance(params, Mapping):
+            return params  # refused where its names are looked up
+        if not self._wanted and not params:
             return None
         if finalize or not self.spec.attention.sink:
             return {} if params is None else params
-        if params is not None and not isinstance(params, Mapping):
-            return params  # refused where its names are looked up
         return {**(params or {}), SINK.name: self._no_sink(like.device)}
 
     def _no_sink(self, device: Any) -> Tensor:

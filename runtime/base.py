@@ -56,6 +56,13 @@ class OpsBase:
         stored = f"K {k}, V {'inside K' if cache.alias else v}"
         return f"{type(self).__name__}({self.spec.name}: {heads}, {stored}, pages of {cache.page_size})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ArgumentError(
+            f"a {type(self).__name__} cannot be pickled or copied: its kernels are loaded into this process. "
+            "In another one build() from the spec again, which finds them in the cache folder, or load() an "
+            "export"
+        )
+
     @property
     def device(self) -> str:
         """Where ``new_cache`` puts its buffers."""

@@ -104,6 +104,12 @@ class Cache:
             "tensors of cache.planes into it"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ArgumentError(
+            "a cache cannot be pickled: it is memory that a library's kernels know. Save the tensors of "
+            "cache.planes, and copy them into those of another new_cache() of the same spec"
+        )
+
     @property
     def capacity(self) -> int:
         """Tokens that all pages hold together."""

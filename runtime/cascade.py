@@ -60,10 +60,14 @@ def cascade(
     _need_supported(library, cache)
     given = (q, cache, prefix_table, prefix_len, page_table, kv_lens, q_starts)
     rows, nbytes = _check(library, *given)
+    if not hasattr(prefix_len, "data_ptr"):
+        prefix_len = int(prefix_len)  # numpy's integers are integers
     library.kernel(_op_of_prefix(library, cache, rows, num_threads), "prefix")  # or there is none, and why
     if not rows:
         return library._outputs(out, lse, 0, q.dtype, cache.device)
     apart = {name: t for name, t in (("out", out), ("lse", lse), ("workspace", workspace)) if t is not None}
+    for name, tensor in apart.items():
+        places.need_tensor(name, tensor)
     if workspace is not None:
         check.need_workspace(workspace, nbytes, cache.device)
     if apart:
@@ -112,6 +116,8 @@ def cascade_workspace_bytes(
     _need_supported(library, cache)
     given = (q, cache, prefix_table, prefix_len, page_table, kv_lens, q_starts)
     rows, states = _check(library, *given)
+    if not hasattr(prefix_len, "data_ptr"):
+        prefix_len = int(prefix_len)
     if not rows:
         return states
     own = (page_table, kv_lens, q_starts)
@@ -166,7 +172,7 @@ def _check(
         check.need("prefix_len", prefix_len, (torch.int32,), (1,), cache.device)
         known = int(prefix_len) if library._checks_values(cache) else None
     page = library.spec.cache.page_size
-    if known is not None:
+    if known is not None or not hasattr(prefix_len, "data_ptr"):
         capacity = prefix_table.shape[0] * page
         hint = f"give 0 to {capacity}, what prefix_table's pages hold, or a (1,) int32 tensor"
         known = check.need_integer("prefix_len", known, 0, capacity, hint)

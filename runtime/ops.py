@@ -161,6 +161,7 @@ class CacheOps(AttentionOps):
 
         att = self.spec.attention
         wanted = (SINK,) if att.sink else ()
+        check.need_bool("finalize", finalize)
         if not wanted and not finalize:
             finalize = True
         if wanted:

@@ -84,8 +84,12 @@ def is_static(params: Any) -> bool:
 
 
 def static_key(params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells two sets of static parameters apart: of each its name, first byte and end, and the rest."""
+    """What tells two sets of static parameters apart: of each its name, first byte and end, and the rest,
+    the size of its storage as well, which somebody may have cut short."""
     return tuple(
-        (name, at := t.data_ptr(), at + t.nbytes, t.dtype, t.shape, t.stride(), t.device)
+        (
+            *(name, at := t.data_ptr(), at + t.nbytes),
+            *(t.dtype, t.shape, t.stride(), t.device, t.untyped_storage().nbytes()),
+        )
         for name, t in params.items()
     )

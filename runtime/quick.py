@@ -7,8 +7,8 @@ asks the kernel itself to look at lengths and page ids. That takes a tenth of th
 subclass, another device, a lazily negated view, outputs that may overlap, a value out of range) is left to
 the long way, which words the errors.
 
-Storage that somebody cut short behind a tensor's back is noticed here where it would be written to; where it
-would only be read, in the first call of a shape. Torch's own operators do not look at all.
+Storage that somebody cut short behind a tensor's back is noticed here too, at 0.15 us a tensor. Torch's own
+operators do not look at all.
 
 The code is flat on purpose: each attribute of a tensor costs 50 to 100 ns, and so does each Python call.
 """
@@ -152,6 +152,12 @@ class Calls:
         if (at_k | at_v) & (known.itemsize - 1) or at_slots & 7:
             return False
         size_k, size_v, size_slots = known.reaches
+        if (
+            k.untyped_storage().nbytes() - k.storage_offset() * known.itemsize < size_k
+            or v.untyped_storage().nbytes() - v.storage_offset() * known.itemsize < size_v
+            or slots.untyped_storage().nbytes() - slots.storage_offset() * 8 < size_slots
+        ):
+            return False
         for first, end in self._spans:
             if (
                 (first < at_k + size_k and at_k < end)
@@ -205,6 +211,16 @@ class Calls:
             at_q, at_table, at_lens = q.data_ptr(), table.data_ptr(), kv_lens.data_ptr()
             at_starts = 0 if q_starts is None else q_starts.data_ptr()
             size_q, size_starts, size_table, size_lens, size_out, size_lse = known.reaches
+            if (
+                q.untyped_storage().nbytes() - q.storage_offset() * known.itemsize < size_q
+                or table.untyped_storage().nbytes() - table.storage_offset() * 4 < size_table
+                or kv_lens.untyped_storage().nbytes() - kv_lens.storage_offset() * 4 < size_lens
+            ):
+                return None
+            if q_starts is not None and (
+                q_starts.untyped_storage().nbytes() - q_starts.storage_offset() * 4 < size_starts
+            ):
+                return None
             if out is None:
                 out = torch.empty(known.out_shape, dtype=q.dtype, device=CPU)
                 at_out = out.data_ptr()

@@ -287,11 +287,18 @@ def freed_view(t: torch.Tensor) -> torch.Tensor:
     return view
 
 
+def cut_short(t: torch.Tensor) -> torch.Tensor:
+    """A view whose storage ends one element before the view does."""
+    view = torch.cat([t.reshape(-1), t.reshape(-1)])[t.numel() :].view(t.shape)
+    view.untyped_storage().resize_((2 * t.numel() - 1) * t.itemsize)
+    return view
+
+
 def functional_view(t: torch.Tensor) -> torch.Tensor:
     return torch._to_functional_tensor(torch.cat([t.reshape(-1)] * 2)[t.numel() :].view(t.shape))
 
 
-@pytest.mark.parametrize("form", [freed_view, functional_view])
+@pytest.mark.parametrize("form", [freed_view, cut_short, functional_view])
 @pytest.mark.parametrize(
     ("op", "name"),
     [

@@ -95,3 +95,12 @@ def test_a_workspace_on_a_parameter_is_refused(sinks: Calls) -> None:
         sinks(params, workspace=memory[64:])
     with pytest.raises(ArgumentError, match="workspace"):
         sinks(params, workspace=memory)
+
+
+def test_a_parameter_that_was_cut_short(sinks: Calls) -> None:
+    sink = torch.zeros(4)
+    for _ in range(3):
+        sinks({"sink_logit": sink})
+    sink.untyped_storage().resize_(12)
+    with pytest.raises(ArgumentError, match="without memory"):
+        sinks({"sink_logit": sink})
