@@ -130,7 +130,6 @@ def decode_answers(given: Inputs) -> Answers:
         # Units of some heads only follow one another on the same pages.
         "look_ahead": prefetch and schedule.int("heads") == att.kv_heads,
         "part_page": tile < page,
-        "tile_pairs": tile % 2 == 0,
         "whole_vectors": tile % lanes == 0,
         "ranged_tiles": bool(ranges.lo),
         "rows_bounded": not (k.panel and v.panel),
@@ -157,7 +156,8 @@ def decode_answers(given: Inputs) -> Answers:
         "q_operand": "uint16_t" if k.pairs else "float",
         "q_prepare": "source[d]" if k.pairs else to_f32(att.q_dtype, "source[d]"),
         "out_convert": from_f32(
-            att.q_dtype, "x[d]" if v.value and v.value.norm else "row[d] * factor" if sink else "row[d]"
+            att.q_dtype,
+            "x[d]" if v.value and v.value.norm else f"no_infinity(row[d]{' * factor' if sink else ''})",
         ),
         "k_operand": "vpairs" if k.pairs else "vf",
         "load_k": "load_pairs" if k.pairs else f"load_{k.row_format}",
@@ -248,10 +248,8 @@ def _helpers(
 ) -> list[str]:
     """Names of the helper functions that the kernel calls, in the order in which they are defined."""
     dtype = given.spec.attention.q_dtype
-    scalar = writing(dtype) | (set() if k.pairs else reading(dtype))
+    scalar = {"no_infinity"} | writing(dtype) | (set() if k.pairs else reading(dtype))
     woven = v.pairs and not v.panel
-    if woven:
-        scalar |= reading("bf16") | writing("bf16")  # an odd last key is halved
     for side in (k, v):
         scalar |= {name for name in _CONVERSIONS if name in side.stage.text}
         scalar |= side.value.scalars if side.value else set()

@@ -152,7 +152,7 @@ def prefill_answers(given: Inputs) -> Answers:
         constants.append(Constant("LOG2E", LOG2E, "natural units to those of base 2"))
     if quantised:
         constants.append(Constant("SMALLEST_AMAX", ZERO_BLOCK_AMAX, "a row below this is zero"))
-    helpers = k.helpers() | v.helpers() | row_writing(att.q_dtype)
+    helpers = k.helpers() | v.helpers() | row_writing(att.q_dtype) | {"no_infinity"}
     helpers |= row_reading(att.q_dtype) if quantised or att.q_dtype != k.dtype else set()
     if quantised:
         helpers |= {"find_scale", "to_integer"} | (writing("bf16") if k.words == 2 else set())

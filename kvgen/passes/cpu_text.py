@@ -16,7 +16,7 @@ C_TYPES = {
 }
 """C++ type that holds an element of each storage type."""
 
-SCALAR_HELPERS = ("bf16_to_f32", "f32_to_bf16", "e4m3_to_f32", "f32_to_e4m3")
+SCALAR_HELPERS = ("bf16_to_f32", "f32_to_bf16", "e4m3_to_f32", "f32_to_e4m3", "no_infinity")
 """Scalar helpers that are the same on every ISA row; the others are in the row's own file."""
 
 SCALE_HELPERS = ("to_integer", "find_scale")

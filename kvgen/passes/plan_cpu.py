@@ -103,8 +103,8 @@ def _merge(given: Inputs) -> Answers:
         "sink": sink,
         "io_type": C_TYPES[given.variant],
         "read": to_f32(given.variant, "out[d]"),
-        "write": from_f32(given.variant, "row[d] * factor"),
-        "helper_names": sorted(reading(given.variant) | writing(given.variant)),
+        "write": from_f32(given.variant, "no_infinity(row[d] * factor)"),
+        "helper_names": sorted(reading(given.variant) | writing(given.variant) | {"no_infinity"}),
     }
 
 

@@ -131,8 +131,6 @@ def attention_answers(
         "v_widen": "e4m3_to_f16({}).to(tl.float32)"
         if _nan_codes(spec)
         else widen_text(spec.cache.v.fmt.storage, "f32", target),
-        "out_widen": widen_text(att.q_dtype, "f32", target),
-        "stored_f32": partial(store_text, dtype="f32", target=target),
         "summary": summary(spec, op, rules.words),
         "kernels": entries(op, args, schedule, ragged, codec, rules.read, rules.merged),
     }

@@ -3,6 +3,10 @@
 A state is (out, lse): the normalised output and the base-2 log of the sum of exponentials. An empty
 state is (0, -inf), with true infinities and guarded differences; a large negative number would be
 a legal logit. States form a commutative monoid under ``merge`` whose unit is the empty state.
+
+What is not finite, in the terms of docs/numerics.md: scores beyond f32 count as infinities, a visible score
+that is NaN or +inf makes its row NaN, and NaN or an infinity in V makes that element of every row that sees
+it NaN, whatever its weight.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from kvgen.reference.codec import Array, widen
 from kvgen.reference.terms import Terms
 
 LN2 = float(np.log(2.0))
+F32_MAX = float(np.finfo(np.float32).max)
 
 
 def visible(q_len: int, kv_len: int, *, causal: bool, window: int | None, kv_first: int) -> Array:
@@ -89,8 +94,14 @@ def add_sink(out_THD: Array, lse_TH: Array, sink_H: Array) -> tuple[Array, Array
     """A state with one more logit for each head, in natural units, that has no value; once, at the end."""
     total = np.logaddexp2(lse_TH, sink_H / LN2)
     with np.errstate(invalid="ignore"):
-        share = np.where(lse_TH == -np.inf, 0.0, np.exp2(lse_TH - total))
+        total = np.where(np.isposinf(sink_H), np.nan, total)
+        share = np.where(lse_TH == -np.inf, np.where(np.isnan(total), np.nan, 0.0), np.exp2(lse_TH - total))
     return out_THD * share[..., None], total
+
+
+def beyond(x: Array, largest: float) -> Array:
+    """What is larger in magnitude than ``largest`` as an infinity."""
+    return np.where(np.abs(x) > largest, np.copysign(np.inf, x), x)
 
 
 def _one(
@@ -111,22 +122,18 @@ def _one(
     group = q_heads // kv_heads
     q_hgqd = q.reshape(q_len, kv_heads, group, -1).transpose(1, 2, 0, 3)
     with np.errstate(all="ignore"):  # NaN and inf may sit in keys that are masked just below
-        scores = scale * (q_hgqd @ k.transpose(1, 2, 0)[:, None])  # [kv_heads, group, q, kv]
+        scores = beyond(scale * (q_hgqd @ k.transpose(1, 2, 0)[:, None]), F32_MAX)  # [kv_heads, group, q, kv]
         if score is not None:
             scores = score(scores.reshape(q_heads, q_len, kv_len)).reshape(scores.shape)
         mask = np.broadcast_to(mask, (q_heads, q_len, kv_len)).reshape(scores.shape)
-        scores = np.where(mask, scores, -np.inf)
+        scores = np.where(mask, beyond(scores, F32_MAX * LN2), -np.inf)  # kernels count in base 2
         top = scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores - np.where(top == -np.inf, 0.0, top))
         total = weights.sum(axis=-1)
-        # 0 * NaN is NaN: rows of V that are not finite join only where their key is seen.
         rough = ~np.isfinite(v)
         acc = weights @ np.where(rough, 0.0, v).transpose(1, 0, 2)[:, None]
-        for j in np.flatnonzero(rough.any(axis=(1, 2))):
-            wild = np.where(rough[j], v[j], 0.0)[:, None, None, :]
-            joined = np.where(rough[j][:, None, None, :], weights[..., j, None] * wild, 0.0)
-            acc += np.where(mask[..., j, None], joined, 0.0)
-        out = np.where(total[..., None] == 0.0, 0.0, acc / total[..., None])
+        met = mask.astype(np.float64) @ rough.astype(np.float64).transpose(1, 0, 2)[:, None] > 0
+        out = np.where(met, np.nan, np.where(total[..., None] == 0.0, 0.0, acc / total[..., None]))
         lse = np.where(total == 0.0, -np.inf, (top[..., 0] + np.log(total)) / LN2)
     return out.transpose(2, 0, 1, 3).reshape(q_len, q_heads, v_dim), lse.transpose(2, 0, 1).reshape(
         q_len, q_heads
@@ -137,8 +144,8 @@ def merge(outs_NTHD: Array, lses_NTH: Array, sink_H: Array | None = None) -> tup
     """N partial states of the same queries -> one state: f64 out [T, H, D] and lse [T, H], base 2.
 
     An empty state (lse = -inf) adds nothing, whatever its out holds; merging one state with empty
-    ones returns it unchanged; none, or only empty ones, give (0, -inf). ``sink_H`` joins at the end, in
-    natural units. Raises ``ArgumentError`` where the shapes do not belong together.
+    ones returns it unchanged (its infinities as NaN); none, or only empty ones, give (0, -inf). ``sink_H``
+    joins at the end, in natural units. Raises ``ArgumentError`` where the shapes do not belong together.
     """
     if outs_NTHD.ndim != 4 or lses_NTH.shape != outs_NTHD.shape[:3]:
         raise ArgumentError(
@@ -154,5 +161,6 @@ def merge(outs_NTHD: Array, lses_NTH: Array, sink_H: Array | None = None) -> tup
         total = weights.sum(axis=0)
         parts = np.where(lses[..., None] == -np.inf, 0.0, weights[..., None] * outs)
         out = np.where(total[..., None] == 0.0, 0.0, parts.sum(axis=0) / total[..., None])
+        out = np.where(np.isinf(out), np.nan, out)
         lse = np.where(total == 0.0, -np.inf, top + np.log2(total))
     return (out, lse) if sink_H is None else add_sink(out, lse, np.asarray(sink_H, np.float64))

@@ -76,6 +76,9 @@ inline uint16_t f32_to_bf16(float x) {
   return (bits & 0x7fffffff) > 0x7f800000 ? nan : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// An infinity of V lasts until its weight vanishes, and is NaN from there on: all of them end as NaN.
+inline float no_infinity(float x) { return x - x == 0.0f ? x : NAN; }
+
 using vf = __m512;
 constexpr int LANES = 16;
 inline vf splat(float x) { return _mm512_set1_ps(x); }
@@ -411,7 +414,7 @@ inline float finish(const Unit& u, int64_t state, float* row) {
 
 inline void write_row(const Args& a, int64_t q_row, int64_t head, const float* row, float lse) {
   uint16_t* out = a.out + q_row * a.out_stride_tok + head * a.out_stride_head;
-  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = f32_to_bf16(row[d]);
+  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = f32_to_bf16(no_infinity(row[d]));
   a.lse[q_row * a.lse_stride_tok + head] = lse;
 }
 
@@ -517,11 +520,11 @@ int run(const Args& a) {
     for (int64_t q_row = r.q_row; q_row < r.q_row + r.q_len; ++q_row) {
       float top = -INFINITY, sum = 0;
       for (int64_t s = 0; s < r.splits; ++s) top = std::max(top, partial(q_row, s, head)[V_HEAD_DIM]);
+      const float base = top == -INFINITY ? 0.0f : top;  // -inf - -inf would be NaN
       std::fill(row, row + V_HEAD_DIM, 0.0f);
       for (int64_t s = 0; s < r.splits; ++s) {
         const float* state = partial(q_row, s, head);
-        if (state[V_HEAD_DIM] == -INFINITY) continue;
-        const float weight = std::exp2(state[V_HEAD_DIM] - top);
+        const float weight = std::exp2(state[V_HEAD_DIM] - base);
         sum += weight;
         for (int d = 0; d < V_HEAD_DIM; ++d) row[d] += weight * state[d];
       }

@@ -100,6 +100,9 @@ inline uint16_t f32_to_bf16(float x) {
   return (bits & 0x7fffffff) > 0x7f800000 ? nan : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// An infinity of V lasts until its weight vanishes, and is NaN from there on: all of them end as NaN.
+inline float no_infinity(float x) { return x - x == 0.0f ? x : NAN; }
+
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 constexpr int LANES = 4;
@@ -280,6 +283,7 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
     score_block(q, rows.k + t, s + t);
   }
 
+  bool seen[ROW_BLOCK * TILE_PAD] = {};  // which row sees which key, where not WHOLE
   vf top_R[ROW_BLOCK];
   for (int r = 0; r < ROW_BLOCK; ++r) {
     float* s_r = s + r * TILE_PAD;
@@ -300,7 +304,8 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       for (int t = 0; t < begin; ++t) s_r[t] = -INFINITY;
       for (int t = begin; t < end; ++t) {
         const int64_t key = first + t;
-        if (!(key <= pos && (int64_t)row_doc_start_at[key] == row_doc_start)) s_r[t] = -INFINITY;
+        seen[r * TILE_PAD + t] = key <= pos && (int64_t)row_doc_start_at[key] == row_doc_start;
+        if (!seen[r * TILE_PAD + t]) s_r[t] = -INFINITY;
       }
       for (int t = end; t < vectors * LANES; ++t) s_r[t] = -INFINITY;
     }
@@ -323,6 +328,10 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
       sum = sum + weight_T;
       store(s_r + t, weight_T);
     }
+    // A weight of zero stands for a key that is not seen: those of keys that are seen do not vanish.
+    if (!WHOLE)
+      for (int t = begin; t < end; ++t)
+        if (seen[r * TILE_PAD + t] && s_r[t] == 0) s_r[t] = 0x1p-126f;
     float* l = u.l + (state + r) * LANES;
     store(l, fma(load_f32(l), splat(change[r]), sum));
   }
@@ -424,7 +433,7 @@ inline float add_sink(const Args& a, int64_t head, float& lse) {
 inline void write_row(const Args& a, int64_t q_row, int64_t head, const float* row, float lse) {
   const float factor = add_sink(a, head, lse);
   uint16_t* out = a.out + q_row * a.out_stride_tok + head * a.out_stride_head;
-  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = f32_to_bf16(row[d] * factor);
+  for (int d = 0; d < V_HEAD_DIM; ++d) out[d] = f32_to_bf16(no_infinity(row[d] * factor));
   a.lse[q_row * a.lse_stride_tok + head] = lse;
 }
 
@@ -546,11 +555,11 @@ int run(const Args& a) {
     for (int64_t q_row = r.q_row; q_row < r.q_row + r.q_len; ++q_row) {
       float top = -INFINITY, sum = 0;
       for (int64_t s = 0; s < r.splits; ++s) top = std::max(top, partial(q_row, s, head)[V_HEAD_DIM]);
+      const float base = top == -INFINITY ? 0.0f : top;  // -inf - -inf would be NaN
       std::fill(row, row + V_HEAD_DIM, 0.0f);
       for (int64_t s = 0; s < r.splits; ++s) {
         const float* state = partial(q_row, s, head);
-        if (state[V_HEAD_DIM] == -INFINITY) continue;
-        const float weight = std::exp2(state[V_HEAD_DIM] - top);
+        const float weight = std::exp2(state[V_HEAD_DIM] - base);
         sum += weight;
         for (int d = 0; d < V_HEAD_DIM; ++d) row[d] += weight * state[d];
       }

@@ -67,6 +67,9 @@ inline uint16_t f32_to_f16(float x) {
   return sign | (uint16_t)((bits - 0x38000000) >> 13);
 }
 
+// An infinity of V lasts until its weight vanishes, and is NaN from there on: all of them end as NaN.
+inline float no_infinity(float x) { return x - x == 0.0f ? x : NAN; }
+
 
 inline void merge_row(const Args& a, int64_t token, int64_t head) {
   const auto lse_of = [&](int64_t n) { return a.lses[n * a.lses_stride_state + token * a.lses_stride_tok + head]; };
@@ -84,7 +87,7 @@ inline void merge_row(const Args& a, int64_t token, int64_t head) {
   }
   uint16_t* target = a.out + token * a.out_stride_tok + head * a.out_stride_head;
   const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-  for (int d = 0; d < V_HEAD_DIM; ++d) target[d] = f32_to_f16(row[d] * factor);
+  for (int d = 0; d < V_HEAD_DIM; ++d) target[d] = f32_to_f16(no_infinity(row[d] * factor));
   a.lse[token * a.lse_stride_tok + head] = sum == 0.0f ? -INFINITY : top + std::log2(sum);
 }
 

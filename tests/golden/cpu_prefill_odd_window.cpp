@@ -70,6 +70,9 @@ inline void narrow_f16(const float* x, uint16_t* y) {
   }
 }
 
+// An infinity of V lasts until its weight vanishes, and is NaN from there on: all of them end as NaN.
+inline float no_infinity(float x) { return x - x == 0.0f ? x : NAN; }
+
 // N elements in whole vectors; the last one overlaps the one before where N is no multiple of 16.
 template <int N>
 inline void widen_f16(const uint16_t* x, float* y) {
@@ -384,7 +387,7 @@ inline void finish(const Args& a, const Unit& u, int row, int64_t q_row) {
   const float* acc = u.acc + (int64_t)row * V_PITCH;
   uint16_t* out = a.out + token * a.out_stride_tok + head * a.out_stride_head;
   float y[V_HEAD_DIM];
-  for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = acc[d] * factor;
+  for (int d = 0; d < V_HEAD_DIM; ++d) y[d] = no_infinity(acc[d] * factor);
   narrow_f16<V_HEAD_DIM>(y, out);
   a.lse[token * a.lse_stride_tok + head] = l == 0.0f ? -INFINITY : u.m[row] + std::log2(l);
 }

@@ -80,8 +80,8 @@ def decode_split(
     k_page_PD = k_ptr + head * K_STRIDE_HEAD + tok_P[:, None] * K_STRIDE_TOK + k_d_D[None, :]
     v_page_PD = v_ptr + head * V_STRIDE_HEAD + tok_P[:, None] * V_STRIDE_TOK + v_d_D[None, :]
 
-    q_row_M = q_ptr + b * q_stride_tok + head_M * q_stride_head
-    q_MD = tl.load(q_row_M[:, None] + k_d_D[None, :], mask=live_M[:, None], other=0.0)
+    q_row_M = q_ptr + b * q_stride_tok + (head * GROUP + row_M % 8) * q_stride_head  # each row twice
+    q_MD = tl.load(q_row_M[:, None] + k_d_D[None, :], mask=(row_M % 8 < GROUP)[:, None], other=0.0)
 
     # True -inf: a very negative logit is a legal value, so no finite number can stand for "no key yet".
     m_H = tl.full([8], float("-inf"), tl.float32)
@@ -94,7 +94,7 @@ def decode_split(
         k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]))
         s_MT = tl.dot(q_MD, tl.trans(k_TD))
-        s_HT = tl.sum(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 are zero
+        s_HT = tl.max(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 repeat rows 0 to 7
         # The scale is applied after the maximum: one multiply-add an element.
         m_next = tl.maximum(m_H, tl.max(s_HT, 1) * score_scale)
         # A row without a key so far has -inf, and -inf - -inf is NaN: subtract 0 there.
@@ -118,7 +118,7 @@ def decode_split(
         k_at_N = page_offset(ids_N, k_stride_page, 16)
         k_TD = tl.load(tl.reshape(k_page_PD[None, :, :] + k_at_N[:, None, None], [TILE, 128]), mask=seen_T[:, None], other=0)
         s_MT = tl.dot(q_MD, tl.trans(k_TD))
-        s_HT = tl.sum(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 are zero
+        s_HT = tl.max(tl.reshape(s_MT, [2, 8, TILE]), 0)  # rows 8 to 15 repeat rows 0 to 7
         s_HT = tl.where(seen_T[None, :], s_HT, float("-inf"))
         m_next = tl.maximum(m_H, tl.max(s_HT, 1) * score_scale)
         safe = tl.where(m_next == float("-inf"), 0.0, m_next)
@@ -139,7 +139,7 @@ def decode_split(
     # No key: out 0 and lse -inf, the empty state.
     lse_M = tl.where(l_M == 0.0, float("-inf"), m_M + tl.log2(l_M))
     gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
-    out_MD = tl.where(l_M[:, None] == 0.0, 0.0, acc_MD * gain_M[:, None])
+    out_MD = acc_MD * gain_M[:, None]
     row = b
     state_M = workspace_ptr + ((row * Q_HEADS + head_M).to(tl.int64) * tl.num_programs(2) + split) * SPLIT_ROW
     tl.store(state_M[:, None] + v_d_D[None, :], out_MD, mask=live_M[:, None])
@@ -190,6 +190,7 @@ def merge_splits(
     tl.store(lse_ptr + token_R * lse_stride_tok + head_R, lse_R, mask=live_R)
     safe_R = tl.where(l_R == 0.0, 1.0, l_R)
     out_RD = acc_RD / safe_R[:, None]
+    out_RD = tl.where(tl.abs(out_RD) == float("inf"), float("nan"), out_RD)
     tl.store(
         out_ptr + (token_R * out_stride_tok + head_R * out_stride_head)[:, None] + d_D[None, :],
         out_RD.to(tl.bfloat16), mask=live_R[:, None],

@@ -222,7 +222,7 @@ def decode_split(
     # No key: out 0 and lse -inf, the empty state.
     lse_M = tl.where(l_M == 0.0, float("-inf"), ref_M + tl.log2(l_M))
     gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
-    out_MD = tl.where(l_M[:, None] == 0.0, 0.0, tl.interleave(acc_even_MD, acc_odd_MD) * gain_M[:, None])
+    out_MD = tl.interleave(acc_even_MD, acc_odd_MD) * gain_M[:, None]
     row = q_first + token_M
     state_M = workspace_ptr + ((row * Q_HEADS + head_M).to(tl.int64) * tl.num_programs(2) + split) * SPLIT_ROW
     tl.store(state_M[:, None] + v_d_D[None, :], out_MD, mask=live_M[:, None])
@@ -277,6 +277,7 @@ def merge_splits(
     tl.store(lse_ptr + token_R * lse_stride_tok + head_R, lse_R, mask=live_R)
     safe_R = tl.where(l_R == 0.0, 1.0, l_R)
     out_RD = acc_RD / safe_R[:, None]
+    out_RD = tl.where(tl.abs(out_RD) == float("inf"), float("nan"), out_RD)
     tl.store(
         out_ptr + (token_R * out_stride_tok + head_R * out_stride_head)[:, None] + d_D[None, :],
         out_RD.to(tl.bfloat16), mask=live_R[:, None],
