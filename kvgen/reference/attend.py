@@ -92,10 +92,9 @@ def attend(
 
 def add_sink(out_THD: Array, lse_TH: Array, sink_H: Array) -> tuple[Array, Array]:
     """A state with one more logit for each head, in natural units, that has no value; once, at the end."""
-    total = np.logaddexp2(lse_TH, sink_H / LN2)
     with np.errstate(invalid="ignore"):
-        total = np.where(np.isposinf(sink_H), np.nan, total)
-        share = np.where(lse_TH == -np.inf, np.where(np.isnan(total), np.nan, 0.0), np.exp2(lse_TH - total))
+        total = np.logaddexp2(lse_TH, np.where(np.isposinf(sink_H), np.nan, sink_H) / LN2)
+        share = np.where((lse_TH == -np.inf) & ~np.isnan(total), 0.0, np.exp2(lse_TH - total))
     return out_THD * share[..., None], total
 
 
