@@ -61,13 +61,6 @@ struct Args {
 };
 
 
-inline float bf16_to_f32(uint16_t x) {
-  const uint32_t bits = (uint32_t)x << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof y);
-  return y;
-}
-
 // Round to nearest even; a NaN stays one.
 inline uint16_t f32_to_bf16(float x) {
   uint32_t bits;
@@ -325,10 +318,6 @@ inline void attend_block(const Unit& u, const Rows& rows, int64_t state, int row
     }
     float* l = u.l + (state + r) * LANES;
     store(l, fma(load_f32(l), splat(change[r]), sum));
-    // A key whose partner is not there is paired with itself at half its weight: a weight of zero would turn inf
-    // into NaN. (The partner's row is the key's own.)
-    const auto halve = [p_r = p + r * TILE_PAD](int t, int partner) { p_r[t] = p_r[partner] = f32_to_bf16(0.5f * bf16_to_f32(p_r[t])); };
-    if (!WHOLE && end % 2) halve(end - 1, end);
   }
   float* acc = u.acc + state * V_PITCH;
   weigh_block<0, 2>(p, rows.v, row == 0 ? rows.v_next : rows.v, end, change, acc);
