@@ -14,7 +14,6 @@ STUMBLES = {
     r"\b(elements|keys|rows|K|q)( that)? (are |is |comes? )?turn(s|ed)?\b(?! (on|off|into))": "rotated",
     r"\bturned (by|to) (its|the)\b": "rotated",
     r"\bnobody's\b": "nothing reads it",
-    r"\bwhoever\b": "the caller, the contender, the reader",
     r"\blay a death\b": "say which candidate crashed",
     r"\bexist and were not\b": "not written by ..., or edited since",
     r"not true or false": "not a boolean",
