@@ -20,7 +20,7 @@ from pathlib import Path
 from kvgen.errors import ToolchainError, brief
 
 VARIABLE = "KVGEN_TRUST"
-"""Environment variable with paths that are trusted whoever owns them."""
+"""Environment variable with paths that are trusted, no matter who owns them."""
 
 _LONGEST = 1000
 _MOST_LINKS = 40
