@@ -119,6 +119,23 @@ def test_a_truncated_file_is_set_aside(tuning: Path, text: str) -> None:
     assert path.with_name(path.name + ".bad-0").exists()
 
 
+def test_a_record_that_all_may_write_to_is_set_aside(tuning: Path) -> None:
+    path = store.write(winners(), key(), cache_dir=tuning)
+    path.chmod(0o666)
+    with pytest.warns(paths.CacheWarning, match=r"everybody may write to .*set aside"):
+        assert find(tuning) is None
+    path.write_text("[" * 200_000)
+    with pytest.warns(paths.CacheWarning, match="more than 64 brackets"):
+        assert find(tuning) is None
+
+
+def test_records_of_a_cache_that_all_may_write_to_are_not_read(own_cache_dir: Path) -> None:
+    store.write(winners(), key())
+    own_cache_dir.chmod(0o777)
+    with pytest.warns(paths.CacheWarning, match="everybody may write to"):
+        assert next(store.folders(None)) != (own_cache_dir / "tune", True)
+
+
 def test_winners_of_other_templates_are_seeds(tuning: Path) -> None:
     edited(
         tuning,
