@@ -19,6 +19,7 @@ from kvgen.passes.preset import resolve as resolve_preset
 from kvgen.passes.validate import load_spec
 from kvgen.resolve import backend_for, resolve_target
 from kvgen.tune.defaults import default_schedule
+from kvgen.tune.pins import check_pins
 
 TUNE_MODES = ("cache", "off", "quick", "full")
 """cache: use what is stored, never tune; off: default schedules; quick, full: tune what is missing."""
@@ -68,6 +69,8 @@ def assemble(
         hint = told(unknown[0], OPS)
         raise ArgumentError(f"schedule[{brief(unknown[0])}]: no such op; {hint}The ops are {', '.join(OPS)}")
     chosen = {op: default_schedule(backend, op, spec, resolved, pins.get(op, {})) for op in OPS}
+    for op, knobs in pins.items():
+        check_pins(backend, op, spec, record, resolved, chosen[op], knobs)
     workloads: dict[str, dict[str, Schedule]] = {}
     if tune != "off":
         from kvgen.tune.choose import choose

@@ -91,6 +91,14 @@ class KernelPlan:
     answers: Mapping[str, Any] = field(default_factory=dict)
     """Decided answers to what the template asks: parts, fold sites, mask kinds, helper texts."""
 
+    ignored: tuple[str, ...] = ()
+    """Knobs of the schedule that this kernel has no use for: it is the same whatever their value."""
+
+    @property
+    def stated(self) -> Schedule:
+        """The knobs that decide something, for the header."""
+        return Schedule.of({k: v for k, v in self.schedule.to_dict().items() if k not in self.ignored})
+
     @property
     def entry(self) -> str:
         """Name of the kernel's entry point: unique for what it computes and how."""

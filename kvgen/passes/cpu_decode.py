@@ -118,6 +118,7 @@ def decode_answers(given: Inputs) -> Answers:
         "helper_names": _helpers(given, k, v, fetching, k_tail, v_tail, bool(terms.predicate)),
         "term_helpers": helper_texts(terms.helpers, ranges.helpers),
         "prefetch_next": prefetch,
+        "ignored": ("prefetch",) if (k.staged or v.staged) and not (k.value or v.value) else (),
         "prefetch_v": prefetch and not alias,
         "fetch_values": fetch_values,
         # Many blocks of rows meet a tile of latent rows: fetched by one of them, the next came in a burst.

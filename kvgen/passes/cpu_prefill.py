@@ -164,6 +164,7 @@ def prefill_answers(given: Inputs) -> Answers:
         "v_side": v,
         # Rows in pieces have no line of their own to fetch.
         "prefetch_next": schedule.int("prefetch") == 1 and (k.fetched or v.fetched),
+        "ignored": () if k.fetched or v.fetched else ("prefetch",),
         "values": bool(values),
         "raw": spec.cache.raw,
         **value_answers(values, target),

@@ -67,6 +67,7 @@ def plan_cpu(
             "includes": _includes(op, target),
             **answers,
         },
+        ignored=tuple(answers.get("ignored", ())),
     )
 
 

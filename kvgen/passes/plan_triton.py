@@ -56,4 +56,5 @@ def plan_triton(
         addresses=addresses,
         facts=(*address_facts(record, addresses), *facts),
         answers={**answers, "aligned": promised},
+        ignored=tuple(answers.get("ignored", ())),
     )

@@ -15,8 +15,10 @@ from kvgen.passes.address import Address
 from kvgen.passes.lower import fold_site
 from kvgen.passes.plan_triton_codec import Codec, codec_for
 from kvgen.passes.plan_triton_kernels import (
+    FOLDED_ROWS,
     entries,
     head_of_row,
+    ignored,
     kernel_constants,
     live_rows,
     loads_of_edges,
@@ -46,7 +48,7 @@ def attention_answers(
     ragged = op == "prefill" or variant != "single"
     tile, rows = schedule.int("tile"), row_tile(op, spec, schedule, ragged)
     live = live_rows(att.group, ragged, rows)
-    foldable = not ragged and att.group <= 8 and bool(schedule["fold_rows"])
+    foldable = not ragged and att.group <= FOLDED_ROWS and bool(schedule["fold_rows"])
     rules = rules_for(op, spec, variant, foldable=foldable, live=bool(live))
     mask, folded = rules.mask, rules.folded
     lookup = lookup_for(spec.cache.page_size, tile, target, att.head_dim)
@@ -93,6 +95,7 @@ def attention_answers(
         "fold_rows": folded,
         "lookup": lookup,
         "ahead": schedule["ids"] == "ahead",
+        "ignored": ignored(op, spec, ragged, rules, valued=False),
         "views": views,
         "k_parts": k_side.parts,
         "v_parts": v_side.parts,

@@ -17,6 +17,12 @@ from kvgen.passes.plan_triton_rules import Rules
 DECODE_ROWS = 8
 """Longest query that decode is meant for (longer ones run, in more row tiles)."""
 
+LEAST_ROWS = 16
+"""Query rows that a tensor core takes at least."""
+
+FOLDED_ROWS = 8
+"""Most query heads of a KV head whose softmax runs on 8 rows."""
+
 SPLIT_ROW = "SPLIT_ROW"
 """Constant: floats of one split's state in the workspace, its output and logsumexp padded to 16 bytes."""
 
@@ -25,7 +31,21 @@ def row_tile(op: str, spec: Spec, schedule: Schedule, ragged: bool) -> int:
     """Query rows of a tile: a power of two, at least the 16 that a tensor core takes."""
     group, most = spec.attention.group, schedule.int("rows")
     wanted = group * (DECODE_ROWS if ragged else 1) if op == "decode" else most
-    return min(most, max(16, 1 << (wanted - 1).bit_length()))
+    return min(most, max(LEAST_ROWS, 1 << (wanted - 1).bit_length()))
+
+
+def ignored(op: str, spec: Spec, ragged: bool, rules: Rules, *, valued: bool) -> tuple[str, ...]:
+    """Knobs that an attention kernel has no use for. ``valued``: codes become numbers as they are read."""
+    group = spec.attention.group
+    whole = op == "decode" and group * (DECODE_ROWS if ragged else 1) <= LEAST_ROWS
+    found = {
+        "rows": whole,
+        "ids": valued or rules.mask.never_full,  # pages are looked up ahead for full tiles
+        "fold_rows": op == "decode" and (valued or ragged or group > FOLDED_ROWS or not rules.folds),
+        "unroll": op == "decode" and rules.mask.never_full,
+        "edges": op == "prefill" and rules.mask.never_full,
+    }
+    return tuple(knob for knob, idle in found.items() if idle)
 
 
 def split_row(spec: Spec) -> int:

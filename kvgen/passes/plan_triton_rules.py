@@ -24,8 +24,10 @@ class Rules:
     """The rules of one kernel (of two, for decode)."""
 
     mask: Mask
+    folds: bool
+    """Whether the softmax can run on 8 rows: a predicate that differs by head keeps rows apart."""
     folded: bool
-    """Whether the softmax runs on 8 rows."""
+    """Whether it does."""
     crowded: bool
     """Whether masked tiles need more registers than causal ones."""
     answers: dict[str, Any]
@@ -50,8 +52,8 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
     scores = scoring(spec)
     sink = att.sink and not prefix
     params = {param.name: param for param in att.params}
-    # Folded rows share a mask: a predicate that differs by head keeps its rows apart.
-    folded = foldable and (masks.predicate is None or "head" not in names_of(masks.predicate))
+    folds = masks.predicate is None or "head" not in names_of(masks.predicate)
+    folded = foldable and folds
     suffix = "H" if folded else "M"
     printer = Printer(
         Rows(suffix, ragged, f"live_{suffix}" if (att.group < 8 if folded else live) else ""), params
@@ -92,6 +94,7 @@ def rules_for(op: str, spec: Spec, variant: str, *, foldable: bool, live: bool) 
     turned = (ROPE_TABLE,) if att.rope and att.rope.stored == "pre" else ()
     return Rules(
         mask=mask,
+        folds=folds,
         folded=folded,
         crowded=mask.peels_front or bool(mask.loads or mask_vectors or sink),
         answers=answers,

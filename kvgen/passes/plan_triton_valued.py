@@ -23,6 +23,7 @@ from kvgen.passes.plan_triton_hadamard import hadamard_text
 from kvgen.passes.plan_triton_kernels import (
     entries,
     head_of_row,
+    ignored,
     kernel_constants,
     live_rows,
     loads_of_edges,
@@ -283,6 +284,7 @@ def valued_kernel(
         "fold_rows": False,
         "lookup": lookup,
         "ahead": False,
+        "ignored": ignored(op, spec, ragged, rules, valued=True),
         "turning": None,
         "rescues_e4m3": False,
         "aliased": spec.cache.alias,

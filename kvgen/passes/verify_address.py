@@ -80,7 +80,7 @@ def verify_source(plan: KernelPlan, source: str) -> None:
     header, and no constant that the kernel does not use.
     """
     head = source[:2000]
-    if plan.spec.hash8 not in head or any(knob not in head for knob in plan.schedule):
+    if plan.spec.hash8 not in head or any(knob not in head for knob in plan.stated):
         raise VerifyError(f"{plan.template}: the header does not name the spec's hash and the schedule")
     for number, line in enumerate(source.splitlines(), 1):
         if plan.target.backend == "cpu" and LEFTOVER.search(line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kvgen.backends.protocol import Backend
 from kvgen.errors import ArgumentError, brief
@@ -10,6 +11,7 @@ from kvgen.ir import Schedule, Spec, Target
 from kvgen.ir.schedule import Knob
 from kvgen.names import told
 from kvgen.tune.nearest import ways
+from kvgen.tune.pins import refuse_value
 from kvgen.tune.space import Space, load_space, space_of, spec_facts
 
 
@@ -36,11 +38,21 @@ def default_in(space: Space, op: str, spec: Spec, target: Target, pins: Mapping[
             raise ArgumentError(
                 f"schedule[{op!r}][{knob!r}] = {brief(value)}: give for example {space.knobs[knob][0]!r}"
             )
+        refuse_value(op, knob, value, space.knobs[knob], target)
     schedule = space.default(target, facts, pins, lambda: ways(spec, lambda other: _fits(other, target)))
     if not space.allows(schedule, facts):
-        broken = [text for text in space.constraints if not space.holds(text, schedule, facts)]
-        raise ArgumentError(f"schedule[{op!r}] = {brief(dict(pins))}: breaks the constraint {broken[0]!r}")
+        raise ArgumentError(f"schedule[{op!r}] = {brief(dict(pins))}: {_blame(space, facts, pins)}")
     return schedule
+
+
+def _blame(space: Space, facts: Mapping[str, Knob], pins: Mapping[str, Knob]) -> str:
+    """The constraint that these pins break whatever the other knobs are, or that they break together."""
+    free = [name for name in space.knobs if name not in pins]
+    for text in space.constraints:
+        alone = replace(space, constraints=(text,))
+        if not any(True for _ in alone.candidates(facts, pins)):
+            return f"breaks the constraint {text!r}"
+    return f"no values of {', '.join(free)} fit it; pin fewer knobs"
 
 
 def _fits(spec: Spec, target: Target) -> bool:

@@ -24,6 +24,7 @@ from kvgen.tune.bucket import Bucket, buckets
 from kvgen.tune.candidate import Candidate, log_mean
 from kvgen.tune.journal import Journal
 from kvgen.tune.outcome import BucketReport, Outcome, Progress, Trial
+from kvgen.tune.pins import ignored
 from kvgen.tune.space import Space
 
 FIRST = 0.6
@@ -85,6 +86,8 @@ class Search:
 
         Raises ``ToolchainError`` where not one candidate gives a right kernel.
         """
+        # What makes no difference is not tried.
+        pins = dict(pins) | {knob: default[knob] for knob in self._ignored(op, default)}
         workloads = buckets(op, self.effort)
         trials = space.effort.get(self.effort, 1)
         pool: list[Candidate] = []
@@ -127,14 +130,18 @@ class Search:
         trials: int,
     ) -> list[Schedule]:
         """The default, the seeds and the model's favourites, the most promising first."""
-        pinned = dict.fromkeys(s.replace(**pins) for s in space.candidates(facts))
-        allowed = [s for s in pinned if space.allows(s, facts)]
+        allowed = list(space.candidates(facts, pins))
         cost = {s: self._judge.rank(op, s, workloads) for s in allowed}
         # A space that the trials exhaust needs no moves.
         first = trials if len(allowed) <= trials else math.ceil(FIRST * trials)
         picked = model.select(space, default, allowed, first, cost)
+        idle = {knob: default[knob] for knob in self._ignored(op, default)}
+        seeds = [s.replace(**idle) for s in seeds]
         extra = [s for s in seeds if s not in picked and all(s[k] == v for k, v in pins.items())]
         return [default, *extra, *picked[1:]]
+
+    def _ignored(self, op: str, default: Schedule) -> tuple[str, ...]:
+        return ignored(self.backend, op, self.spec, self.record, self.target, default)
 
     def _moves(
         self,

@@ -46,9 +46,13 @@ class Space:
         """Whether every constraint holds for this schedule and these facts."""
         return all(self.holds(text, schedule, facts) for text in self.constraints)
 
-    def candidates(self, facts: Mapping[str, Knob]) -> Iterator[Schedule]:
-        """Every schedule that the constraints allow, in canonical order."""
-        for values in itertools.product(*self.knobs.values()):
+    def candidates(
+        self, facts: Mapping[str, Knob], pins: Mapping[str, Knob] | None = None
+    ) -> Iterator[Schedule]:
+        """Every schedule with these pins that the constraints allow, in canonical order."""
+        fixed = pins or {}
+        choices = [(fixed[knob],) if knob in fixed else found for knob, found in self.knobs.items()]
+        for values in itertools.product(*choices):
             schedule = Schedule.of(dict(zip(self.knobs, values, strict=True)))
             if self.allows(schedule, facts):
                 yield schedule
@@ -106,7 +110,7 @@ class Space:
         choices = [
             [(value, abs(i - values.index(seed[knob]))) for i, value in enumerate(values)]
             if knob not in pins
-            else [(value, 0) for value in values if value == pins[knob]]
+            else [(pins[knob], 0)]
             for knob, values in self.knobs.items()
         ]
         found = []

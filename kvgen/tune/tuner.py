@@ -28,6 +28,7 @@ from kvgen.tune.device import device_name
 from kvgen.tune.journal import Journal
 from kvgen.tune.key import Key, key_of
 from kvgen.tune.outcome import BucketReport, OpReport, Progress, Step, TuneReport, geometric_mean
+from kvgen.tune.pins import check_pins
 from kvgen.tune.space import space_of, spec_facts
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def tune_ops(
             search = Search(spec, record, target, judged, effort=effort, progress=say)
         return search
 
+    _check_pins(spec, record, target, backend, pins)
     try:
         for op in OPS:
             if op in ops:
@@ -107,6 +109,14 @@ def tune_ops(
             search.close()
     seconds = time.monotonic() - started
     return TuneReport(spec.name, spec.hash, target.name, effort, seconds, tuple(reports))
+
+
+def _check_pins(spec: Spec, record: PageRecord, target: Target, backend: Backend | None, pins: Pins) -> None:
+    """Refuse pins that no kernel uses as given, before anything is tuned."""
+    for op, knobs in pins.items():
+        if knobs:
+            default = default_in(space_of(op, target), op, spec, target, knobs)
+            check_pins(backend or backend_for(target), op, spec, record, target, default, knobs)
 
 
 def check_request(target: Target, effort: str, ops: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 // kvgen decode (multi) for cpu-portable
 // spec ecca8e1c: page kv head tok d, page 16, K bf16, V bf16
-// schedule: heads=2 prefetch=0 row_block=2 split_tokens=512 tile=32
+// schedule: heads=2 row_block=2 split_tokens=512 tile=32
 // causal, aligned to the last key; documents; ALiBi; a sink for each head
 //
 // Attention of up to 8 queries a request over its pages. Work is cut into units of (request, 512 keys, 2 KV heads);

@@ -1,7 +1,7 @@
 """decode: attention of short queries over a paged cache, cut into splits of the keys.
 
 spec dd71d05d, target sm_90, single
-schedule: fold_rows=1 ids=inline num_stages=5 num_warps=2 rows=16 split_tokens=512 tile=64 unroll=1
+schedule: fold_rows=1 ids=inline num_stages=5 num_warps=2 split_tokens=512 tile=64 unroll=1
 
 32 query heads over 8 KV heads of 128 elements.
 q bf16, K bf16, V bf16.

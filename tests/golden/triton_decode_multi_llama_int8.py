@@ -1,7 +1,7 @@
 """decode: attention of short queries over a paged cache, cut into splits of the keys.
 
 spec 24a5bc15, target sm_80, multi
-schedule: fold_rows=1 ids=inline num_stages=5 num_warps=2 rows=16 split_tokens=512 tile=128 unroll=1
+schedule: ids=inline num_stages=5 num_warps=2 rows=16 split_tokens=512 tile=128 unroll=1
 
 32 query heads over 8 KV heads of 128 elements (causal, aligned to the last key).
 q bf16, K int8, V int8.
