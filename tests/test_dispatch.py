@@ -90,7 +90,10 @@ def test_it_is_that_kernel_which_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("requests", [1, 8])
 def test_the_bits_are_the_same(requests: int) -> None:
     library = tuned(b1x512=OTHER, b8x4096=DEFAULT)
-    plain = assemble(SPEC, tune="off", schedule={"decode": DEFAULT.to_dict()}, backend=CpuBackend("-O1"))
+    # Pages of 37 have no tile of 16: a pin of it would be refused.
+    pins = {knob: value for knob, value in DEFAULT.to_dict().items() if knob != "tile"}
+    plain = assemble(SPEC, tune="off", schedule={"decode": pins}, backend=CpuBackend("-O1"))
+    assert plain.schedules["decode"] == DEFAULT
     given = batch(library, requests, 700)
     want = plain.decode(*batch(plain, requests, 700))
     for _ in range(3):  # the third is a repeated call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvgen.bench import cases as known
@@ -34,12 +35,14 @@ def bench(
     settings: Settings | None = None,
     tune: str = "cache",
     schedule: Mapping[str, Mapping[str, Any]] | None = None,
+    targets: Sequence[str] = (),
     variants: bool = False,
     formats: bool = False,
     say: Say = lambda stage, done, total, note: None,
 ) -> Report:
     """Time the specs on the CPU at hand; those of one attention (heads, sizes, masks) take turns.
 
+    ``targets``: rows of the CPU, each a contender that is called by its row; none is the best one.
     ``cases`` None: the default set. ``threads``: default all usable, whatever ``settings`` says. Libraries
     are built as ``kvgen.build`` does. ``variants``: instead of the specs against each other, each registered
     mask, score and sink against the plain kernel of each spec (``kvgen.bench.variants``), without peers or
@@ -51,11 +54,12 @@ def bench(
     with using_threads(threads) as count:
         settings = replace(settings or Settings(), threads=count)
         if variants or formats:
-            return _against_plain(specs, cases, settings, schedule, say, formats=formats)
+            return _against_plain(specs, cases, settings, schedule, targets, say, formats=formats)
         libraries: dict[str, Library] = {}
-        for at, (name, spec) in enumerate(names_of(specs).items()):
-            say("compiling", at, len(specs), name)
-            libraries[name] = build(spec, tune=tune, schedule=schedule)
+        wanted = _on_rows(specs, targets)
+        for at, (name, (spec, target)) in enumerate(wanted.items()):
+            say("compiling", at, len(wanted), name)
+            libraries[name] = build(spec, target, tune=tune, schedule=schedule)
         found = []
         for group in _groups(libraries):
             for case in known.CASES.values() if cases is None else cases:
@@ -70,6 +74,7 @@ def _against_plain(
     cases: Sequence[Case] | None,
     settings: Settings,
     schedule: Mapping[str, Mapping[str, Any]] | None,
+    targets: Sequence[str],
     say: Say,
     *,
     formats: bool,
@@ -77,19 +82,27 @@ def _against_plain(
     from kvgen.bench.formats import measure_formats
     from kvgen.bench.variants import measure_variants
 
-    def make(spec: Spec) -> Library:
+    def make(spec: Spec, target: str) -> Library:
         # Compiled when first called: of six ops a case needs two.
-        return assemble(spec, tune="off", schedule=schedule)
+        return assemble(spec, target, tune="off", schedule=schedule)
 
     chosen = [known.CASES[name] for name in known.VARIANT_CASES] if cases is None else cases
-    named, rows = names_of(specs), measure_formats if formats else measure_variants
+    named, rows = _on_rows(specs, targets), measure_formats if formats else measure_variants
     found = [
         report
-        for name, spec in named.items()
-        for report in rows(replace(spec, name=name), chosen, settings, say, make)
+        for name, (spec, target) in named.items()
+        for report in rows(replace(spec, name=name), chosen, settings, say, partial(make, target=target))
     ]
-    hashes = {name: spec.hash for name, spec in named.items()}
+    hashes = {name: spec.hash for name, (spec, _) in named.items()}
     return Report(gather_facts(settings.threads), hashes, settings.waited() is not None, tuple(found))
+
+
+def _on_rows(specs: Sequence[Spec], targets: Sequence[str]) -> dict[str, tuple[Spec, str]]:
+    """Each spec on each target, by a name that says both; without targets on the best row."""
+    named = names_of(specs)
+    if not targets:
+        return {name: (spec, "cpu") for name, spec in named.items()}
+    return {f"{name} {target}": (spec, target) for name, spec in named.items() for target in targets}
 
 
 def names_of(specs: Sequence[Spec]) -> dict[str, Spec]:

@@ -89,8 +89,14 @@ Prepare = Annotated[
     bool,
     typer.Option("--prepare", help="With --gpu-check: compile what a check of SPEC... needs into DIR."),
 ]
-CheckTarget = Annotated[
-    str, typer.Option("--target", metavar="NAME", help="With --prepare: the GPU, as sm_90.")
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="NAME",
+        help="cpu (default) or another row of it; several. --prepare: a GPU.",
+    ),
 ]
 Overhead = Annotated[
     bool,
@@ -121,7 +127,7 @@ def run(
     new_tokens: NewTokens = None,
     gpu_check: GpuCheck = None,
     prepare: Prepare = False,
-    target: CheckTarget = "sm_90",
+    target: Targets = None,
     overhead: Overhead = False,
     as_json: AsJson = False,
 ) -> None:
@@ -139,6 +145,16 @@ def run(
 
         bench_lists.run(list_cases, list_peers, as_json=as_json)
         return
+    if target and (overhead or model is not None or (gpu_check is not None and not prepare)):
+        other = "--overhead" if overhead else "--model" if model is not None else "--gpu-check"
+        row = (
+            "the device that the check was prepared for"
+            if other == "--gpu-check"
+            else "the best row of this CPU"
+        )
+        raise ArgumentError(f"--target {target[0]}: {other} measures {row}; leave it out")
+    if prepare and target and len(target) > 1:
+        raise ArgumentError(f"--target {target[1]}: a check is prepared for one GPU; give one")
     if prepare and gpu_check is None:
         raise ArgumentError(
             "--prepare: says how --gpu-check DIR is meant; give --gpu-check DIR, or leave it out"
@@ -146,7 +162,12 @@ def run(
     if gpu_check is not None:
         # Imported by name: it brings what only a machine with a GPU needs.
         importlib.import_module("kvgen.commands.gpu_check").run(
-            gpu_check, specs or [], prepare=prepare, target=target, seconds=seconds, as_json=as_json
+            gpu_check,
+            specs or [],
+            prepare=prepare,
+            target=(target or ["sm_90"])[0],
+            seconds=seconds,
+            as_json=as_json,
         )
         return
     if overhead:
@@ -195,11 +216,34 @@ def run(
         peers=peers or [],
         no_peers=no_peers or bool(alone),
         pins=pin,
+        targets=runnable(target or []),
         against=compare,
         picture=plot,
         file=file,
         as_json=as_json and file is None,
     )
+
+
+def runnable(targets: Sequence[str]) -> list[str]:
+    """Names of CPU rows, resolved, each once; ``ArgumentError`` for a target that bench does not run here."""
+    from kvgen.backends.cpu import isa
+    from kvgen.resolve import resolve_target
+    from kvgen.targets import ALIASES, TARGETS
+
+    here = [row.target for row in isa.ROWS.values() if isa.cpu_features().issuperset(row.required)]
+    found = []
+    for name in targets:
+        if name not in (*TARGETS, *ALIASES):
+            resolve_target(name)  # raises, with the nearest name
+        if name != "cpu" and not name.startswith("cpu-"):
+            raise ArgumentError(
+                f"--target {name}: bench runs CPU kernels, here {', '.join(here)}; a GPU: --gpu-check"
+            )
+        resolved = resolve_target(name).name
+        if resolved not in here:
+            raise ArgumentError(f"--target {name}: this CPU cannot run it; it runs {', '.join(here)}")
+        found.append(resolved)
+    return list(dict.fromkeys(found))
 
 
 def json_file(words: Sequence[str], as_json: bool) -> tuple[list[str], str | None]:

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from kvgen import bench
+from kvgen.backends.cpu import isa
 from kvgen.bench import Report
 from kvgen.commands import bench_report
-from kvgen.commands.bench import json_file
+from kvgen.commands.bench import json_file, runnable
 from kvgen.commands.bench_run import together
 from kvgen.errors import ArgumentError
+from kvgen.passes.validate import load_spec
 from kvgen.runtime.ops import CacheOps
 
 BF16 = "examples/llama3-8b-bf16.toml"
@@ -145,3 +148,66 @@ def test_variants_stand_beside_their_plain_kernel(kvgen: Any, monkeypatch: pytes
     assert row.split()[3] == "llama3-8b-bf16" and float(row.split()[6]) > 0
     refused = kvgen("bench", *TINY, "--variants", "--peers", "sdpa-gqa")
     assert refused.exit_code == 2 and "--variants compares kvgen with itself" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--target", "sm_90"], "bench runs CPU kernels, here "),
+        (["--target", "interpret"], "--gpu-check"),
+        (["--target", "cpu-portabel"], "cpu-portable"),
+        (
+            ["--target", "cpu-portable", "--overhead"],
+            "--overhead measures the best row of this CPU; leave it out",
+        ),
+        (["--target", "cpu-portable", "--model", "smollm2"], "--model measures the best row of this CPU"),
+        (["--target", "sm_90", "--gpu-check", "x"], "--gpu-check measures the device"),
+        (["--target", "sm_90", "-t", "sm_80", "--gpu-check", "x", "--prepare"], "for one GPU; give one"),
+    ],
+)
+def test_a_target_that_bench_does_not_run_is_refused(kvgen: Any, words: list[str], says: str) -> None:
+    """It was ignored in silence, and the figures were those of another row."""
+    done = kvgen("bench", *([] if "--model" in words else [BF16]), *words)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and says in done.stderr, done.output
+
+
+def test_a_row_that_this_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_features", lambda: frozenset({"avx2", "fma", "f16c", "bmi2"}))
+    assert runnable(["cpu-portable", "cpu-avx2", "cpu"]) == ["cpu-portable", "cpu-avx2"]
+    with pytest.raises(ArgumentError, match="cpu-avx512: this CPU cannot run it; it runs cpu-avx2, cpu-port"):
+        runnable(["cpu-avx512"])
+
+
+class Stop(Exception):
+    """Enough has been seen."""
+
+
+@pytest.mark.parametrize("mode", [{}, {"variants": True}, {"formats": True}])
+def test_rows_of_the_cpu_are_what_is_asked_for_and_named(
+    repo_root: Path, monkeypatch: pytest.MonkeyPatch, mode: dict[str, bool]
+) -> None:
+    seen: list[str] = []
+
+    def made(spec: Any, target: str, **given: Any) -> Any:
+        seen.append(target)
+        raise Stop
+
+    named: list[str] = []
+    monkeypatch.setattr(bench, "build", made)
+    monkeypatch.setattr(bench, "assemble", made)
+
+    def rows(spec: Any, cases: Any, settings: Any, say: Any, make: Any) -> Any:
+        named.append(spec.name)
+        return [make(spec)]
+
+    monkeypatch.setattr("kvgen.bench.variants.measure_variants", rows)
+    monkeypatch.setattr("kvgen.bench.formats.measure_formats", rows)
+    with pytest.raises(Stop):
+        bench.bench(
+            [load_spec(repo_root / BF16)], [], threads=1, targets=["cpu-portable"],
+            say=lambda stage, done, total, note: named.append(note), **mode,
+        )  # fmt: skip
+    assert seen == ["cpu-portable"] and named == ["llama3-8b-bf16 cpu-portable"]
+    with pytest.raises(Stop):
+        bench.bench([load_spec(repo_root / BF16)], [], threads=1, **mode)
+    assert seen == ["cpu-portable", "cpu"]
