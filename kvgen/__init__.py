@@ -3,8 +3,8 @@
 >>> spec = kvgen.load_spec("examples/llama3-8b-int8.toml")
 >>> lib = kvgen.build(spec, target="cpu", tune="cache")
 >>> cache = lib.new_cache(num_pages=1024)
->>> lib.append(cache, k_THD, v_THD, slots_T)
->>> out, lse = lib.decode(q_BHD, cache, page_table_BP, kv_lens_B)
+>>> lib.append(cache, k, v, slots)
+>>> out, lse = lib.decode(q, cache, page_table, kv_lens)
 
 Nothing heavy is imported before it is used: ``import kvgen`` needs neither torch nor triton.
 """

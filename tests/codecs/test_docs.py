@@ -8,18 +8,15 @@ from pathlib import Path
 from kvgen.ir import codec as registry
 from kvgen.ir.codec import CODECS
 from kvgen.passes.validate import load_spec
+from tests.support.documents import blocks
 
 ATTENTION = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
 
 
-def blocks(repo_root: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (repo_root / "docs/codecs.md").read_text(), re.DOTALL)
-
-
-def test_its_definitions_register_and_make_specs(repo_root: Path) -> None:
+def test_its_definitions_register_and_make_specs() -> None:
     before = set(CODECS)
     try:
-        for sample in blocks(repo_root, "python"):
+        for sample in blocks("docs/codecs.md", "python"):
             exec(sample, {})  # noqa: S102
         own = set(CODECS) - before
         assert own == {"fifths", "e3m4"}
@@ -31,10 +28,10 @@ def test_its_definitions_register_and_make_specs(repo_root: Path) -> None:
             registry.CODECS.pop(name)
 
 
-def test_its_spec_loads(repo_root: Path) -> None:
+def test_its_spec_loads() -> None:
     import tomllib
 
-    (text,) = blocks(repo_root, "toml")
+    (text,) = blocks("docs/codecs.md", "toml")
     k = tomllib.loads(text)["cache"]["k"]
     load_spec({"attention": ATTENTION, "cache": {"page_size": 32, "k": k, "v": {"format": "int8"}}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,16 @@ def test_loads_into_the_runtime(exported: Package) -> None:
         lib.decode(given["q"], cache, given["table"], torch.tensor([9], dtype=torch.int32))
     live = build(SPEC, "cpu-portable", tune="off")
     assert load(live) is live
+
+
+def test_the_sample_of_its_readme_runs(exported: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (exported.folder / "README.md").read_text()
+    (sample,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert not re.search(r"\b(?:q|k|v|slots|page_table|kv_lens|q_starts)_[A-Z]", text + sample)
+    monkeypatch.syspath_prepend(exported.folder)
+    scope: dict[str, Any] = {}
+    exec(compile(sample, "README.md", "exec"), scope)  # noqa: S102 - text of this project
+    assert scope["out"].shape == (1, 4, 16) and scope["out"].isfinite().all()
 
 
 def test_serves_batches(exported: Package) -> None:

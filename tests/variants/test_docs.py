@@ -16,12 +16,13 @@ from kvgen.passes.parse import FUNCTIONS
 from kvgen.passes.terms import POSITIONS, masking, scoring
 from kvgen.passes.validate import load_spec, validate
 from kvgen.variants import Definition, Position, definition, positions, registered
+from tests.support import documents
 
 TEXT = (Path(__file__).parents[2] / "docs" / "variants.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    return documents.blocks("docs/variants.md", language)
 
 
 @pytest.fixture
