@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvgen.variants
+from kvgen.definitions import GROUP
 from kvgen.errors import SpecError
 from kvgen.ir import Spec
 from kvgen.passes.parse import FUNCTIONS
@@ -38,9 +40,13 @@ def own_entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Definition | P
 
 
 def spec_of(tmp_path: Path) -> Spec:
-    (toml,) = blocks("toml")
+    toml = blocks("toml")[0]
     (tmp_path / "own.toml").write_text(toml)
     return load_spec(tmp_path / "own.toml")
+
+
+def test_the_entry_points_are_of_the_group_that_is_read() -> None:
+    assert tomllib.loads(blocks("toml")[1])["project"]["entry-points"].keys() == {GROUP}
 
 
 def test_the_spec(tmp_path: Path) -> None:
