@@ -32,8 +32,13 @@ print-python: check-python
 help:
 	@sed -n '1,2s/^# //p' Makefile
 
+# Decode of one spec: its schedules, then the kernel beside the loop that one would write in torch.
 demo: $(READY) check-deps check-compiler
-	$(KVGEN) tune $(SPEC) --target $(TARGET)
+	@echo "1 of 2: tune decode of $(SPEC): generate, compile, prove and race candidates (a minute)"
+	$(KVGEN) tune $(SPEC) --target $(TARGET) --op decode
+	@echo
+	@echo "2 of 2: its kernel beside torch, which gathers the pages and then calls its own attention (half a minute)"
+	$(KVGEN) bench $(SPEC) --target $(TARGET) --case decode-1x512 --case decode-8x4096 --peers gather+sdpa --seconds 4
 
 test: $(READY) check-deps check-pytest check-compiler
 	$(PY) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -65,8 +70,10 @@ check-python:
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt | check-python
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make a virtual environment with pip (on Debian: apt-get install python3-venv). Or use make VENV=none" >&2; exit 1; }
+	@echo "Setting up $(VENV), once: pip fetches torch, Triton and the test tools (about 0.6 GB with PyTorch's CPU build,"
+	@echo "some GB more with CUDA's) and unpacks 2 to 3 GB. Minutes, by the network; it says below what it does."
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
 # The places where kvgen looks; whether the compiler works is kvgen's own check, with its own message.

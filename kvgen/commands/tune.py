@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from kvgen.tune.outcome import Step, TuneReport
 
 EFFORTS = ("quick", "full")
-STAGES = {
-    "prove": "compile and check",
-    "race": "race",
-    "final": "compare the finalists with the default",
-    "done": "done",
-}
-"""Words for the stages of an op."""
-
-
 SpecPaths = Annotated[list[str], typer.Argument(metavar="SPEC...", help="TOML files that describe caches.")]
 
 
@@ -95,6 +86,7 @@ def _tune(
     as_json: bool,
 ) -> None:
     """Tune one spec and print its report; ``folder``: where its winners go for a commit."""
+    from kvgen.tune.telling import STAGES
     from kvgen.tune.tuner import tune
 
     with progress(quiet=as_json) as advance:

@@ -53,15 +53,20 @@ def choose(
     """Schedules for the ops that have something better than their default.
 
     ``mode``: ``cache`` never tunes: the stored winner, else the default, with one warning for all; ``quick``
-    and ``full`` tune what is missing first. The interpreter is never tuned: its times say nothing.
+    and ``full`` tune what is missing first, and tell on stderr how far they are. The interpreter is never
+    tuned: its times say nothing.
     """
     found = Chosen()
     if target.interpreted:
         return found
     if mode in ("quick", "full"):
+        from kvgen.tune.telling import lines
         from kvgen.tune.tuner import tune_ops
 
-        report = tune_ops(spec, record, target, backend, effort=mode, pins=pins, ops=tuple(defaults))
+        report = tune_ops(
+            spec, record, target, backend, effort=mode, pins=pins, ops=tuple(defaults),
+            progress=lines(spec.name, target.name),
+        )  # fmt: skip
         for done in report.ops:
             buckets = {row.bucket: row.schedule for row in done.buckets}
             found.take(done.op, done.winner, buckets, pins.get(done.op, {}))
