@@ -15,14 +15,14 @@ import pytest
 
 from kvgen.runtime.sampling import Sampled
 from tests.runtime.test_engine_company import kivi
-from tests.support.interrupts import Place, interrupted, lines_of, visits, visits_after
+from tests.support.interrupts import EVENTS, LINES, Place, events_of, interrupted, visits, visits_after
 from tests.support.tiny_engine import check_pages, new_engine, run, tokens
 from tests.support.tiny_model import SPEC, TinyModel, prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 GIVEN = prompts(30, 21, 9, 17, 26)
-FORMATS = {"f32": (SPEC, 20), "kivi": (None, 8)}
+FORMATS = {"f32": (SPEC, 20), "kivi": (None, 6)}
 MARKED = ["add", "step", "fork", "step", "abort", "step", "step", "step"]
 """What is interrupted, call by call."""
 
@@ -102,7 +102,7 @@ def undisturbed(name: str) -> list[list[int]]:
 def lines(name: str, call: int) -> list[Place]:
     """The line events of a marked call."""
     made = until(name, call)
-    return lines_of(lambda: made.call(MARKED[call]))
+    return events_of(lambda: made.call(MARKED[call]))
 
 
 def roll_back(name: str, call: int, point: Point) -> list[Point]:
@@ -135,23 +135,84 @@ def test_at_some_lines(name: str, call: int) -> None:
         stopped(name, call, first, point)
 
 
+class Marked:
+    """One marked call of one run, interrupted again and again: each attempt must leave what was there."""
+
+    def __init__(self, name: str, call: int, kinds: tuple[str, ...]) -> None:
+        self.name, self.call, self.kinds = name, call, kinds
+        self.begin()
+        self.events = events_of(lambda: self.made.call(MARKED[call]), kinds)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new run, whose call is warm: kernels with shapes that were seen before are called another way."""
+        self.made = until(self.name, self.call)
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            self.attempt(late(self.name, self.call))
+        assert isinstance(self.made.engine.idle, bool)
+
+    def attempt(self, *points: Point) -> list[Place]:
+        """Make the call, raising at each of ``points``; the events, if it raised nothing."""
+        kinds = [KeyboardInterrupt("now"), MemoryError("now")]
+        at: dict[Point, BaseException] = {p: kinds[(p[0][1] + n) % 2] for n, p in enumerate(points)}
+        events: list[Place] = []
+        interrupted(lambda: self.made.call(MARKED[self.call]), at, events, self.kinds)
+        return events
+
+    def cross(self, *points: Point) -> bool:
+        """Interrupt the call at ``points``, the later ones while the earlier are undone; whether it was."""
+        told = len(self.made.events)
+        try:
+            self.attempt(*points)
+        except (KeyboardInterrupt, MemoryError):
+            assert len(self.made.events) == told, "the call both raised and told"
+            assert isinstance(self.made.engine.idle, bool)  # the next call recovers
+            check_pages(self.made.engine)
+            return True
+        self.end(self.call + 1, points)
+        self.begin()
+        return False
+
+    def end(self, first: int, points: Any) -> None:
+        """Make the marked calls from ``first`` on, and drain."""
+        for what in MARKED[first:]:
+            self.made.call(what)
+        assert self.made.finish() == undisturbed(self.name), f"{self.name}, call {self.call}: {points}"
+
+    def cross_all(self, points: list[tuple[Point, ...]]) -> int:
+        """Interrupt at all ``points``; how many did not stop the call even in a new run: those that Python
+        passes over, as where a generator is closed."""
+        missed = 0
+        for at, point in enumerate(points):
+            missed += not (self.cross(*point) or self.cross(*point))
+            if at % 50 == 49:  # a wrong state does not hide for long, and a request may not be told for ever
+                self.end(self.call, points[at - 49 : at + 1])
+                self.begin()
+        self.end(self.call, points)
+        self.begin()
+        return missed
+
+
 @pytest.mark.hours
 @pytest.mark.parametrize(("name", "call"), CALLS)
 def test_at_every_line(name: str, call: int) -> None:
     """The first, the middle and the last time that each distinct line is reached, roll-back included."""
-    for point in visits(lines(name, call)):
-        stopped(name, call, point)
+    marked = Marked(name, call, LINES)
+    points = [(point,) for point in visits(marked.events)]
+    assert marked.cross_all(points) <= len(points) // 20
     first = late(name, call)
-    for point in roll_back(name, call, first):
-        stopped(name, call, first, point)
+    points = [(first, point) for point in roll_back(name, call, first)]
+    assert marked.cross_all(points) <= len(points) // 20
 
 
-@pytest.mark.hours
+@pytest.mark.slow
 def test_at_2000_events() -> None:
-    """Any event of any marked call, not only three visits of a line."""
+    """Any line, call or return of a marked call, not only three visits of a line."""
     draw = random.Random(2000)
-    for _ in range(2000):
-        name, call = draw.choice(CALLS)
-        events = lines(name, call)
-        at = draw.randrange(len(events))
-        stopped(name, call, (events[at], events[: at + 1].count(events[at])))
+    for name, call in CALLS:
+        marked = Marked(name, call, EVENTS)
+        points: list[tuple[Point, ...]] = []
+        for at in sorted(draw.randrange(len(marked.events)) for _ in range(2000 // len(CALLS))):
+            place = marked.events[at]
+            points.append(((place, marked.events[: at + 1].count(place)),))
+        assert marked.cross_all(points) <= len(points) // 20

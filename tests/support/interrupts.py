@@ -1,4 +1,8 @@
-"""Interrupts: an exception raised at a chosen line or event of kvgen's own code while something runs."""
+"""Interrupts: an exception raised at a chosen event of kvgen's own code while something runs.
+
+Events are those of ``sys.settrace``: a line that is about to be executed, a call, a return. Where an engine's
+call returns after its commit the caller has the answer; Python looks for signals at calls and jumps only.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,22 @@ from typing import Any
 
 import pytest
 
+from kvgen.runtime.engine import Engine
 from kvgen.runtime.transaction import Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = tuple(str(ROOT / folder) + "/" for folder in ("runtime", "kvgen"))
-Place = tuple[str, int]
-"""A file and a line."""
+Place = tuple[str, int, str]
+"""A file, a line and the kind of event."""
+
+ANSWERS = {
+    code.__code__
+    for code in (
+        Transaction.__exit__,
+        *(getattr(Engine, name) for name in ("step", "_step", "add", "_add", "fork", "abort")),
+    )
+}
+"""What returns when a call has committed."""
 
 
 def own(frame: FrameType) -> bool:
@@ -27,10 +41,10 @@ def own(frame: FrameType) -> bool:
 
 
 class _Tracer:
-    """Calls ``seen`` for each line event of kvgen's code in this thread."""
+    """Calls ``seen`` for each event of ``kinds`` in kvgen's code in this thread."""
 
-    def __init__(self, seen: Callable[[Place], None]) -> None:
-        self.seen = seen
+    def __init__(self, seen: Callable[[Place], None], kinds: tuple[str, ...]) -> None:
+        self.seen, self.kinds = seen, kinds
         self.known: dict[str, bool] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -39,8 +53,8 @@ class _Tracer:
             self.known[name] = own(frame)
         if not self.known[name]:
             return None
-        if event == "line":
-            self.seen((name, frame.f_lineno))
+        if event in self.kinds and not (event == "return" and frame.f_code in ANSWERS):
+            self.seen((name, frame.f_lineno, event))
         return self
 
     def run(self, action: Callable[[], Any]) -> Any:
@@ -60,10 +74,14 @@ class _Tracer:
                 sys.settrace(before)
 
 
-def lines_of(action: Callable[[], Any]) -> list[Place]:
-    """The line events of ``action``, in order."""
+LINES = ("line",)
+EVENTS = ("line", "call", "return")
+
+
+def events_of(action: Callable[[], Any], kinds: tuple[str, ...] = LINES) -> list[Place]:
+    """The events of ``action``, in order."""
     found: list[Place] = []
-    _Tracer(found.append).run(action)
+    _Tracer(found.append, kinds).run(action)
     return found
 
 
@@ -83,9 +101,10 @@ def interrupted(
     action: Callable[[], Any],
     at: dict[tuple[Place, int], BaseException],
     told: list[Place] | None = None,
+    kinds: tuple[str, ...] = LINES,
 ) -> Any:
-    """Run ``action``; the n-th time that a line is reached, raise what ``at`` has for (line, n), and take it
-    out of ``at``. All line events are added to ``told``."""
+    """Run ``action``; the n-th time that a place is reached, raise what ``at`` has for (place, n), and take
+    it out of ``at``. All events are added to ``told``."""
     counts: Counter[Place] = Counter()
 
     def seen(place: Place) -> None:
@@ -96,4 +115,4 @@ def interrupted(
         if error is not None:
             raise error
 
-    return _Tracer(seen).run(action)
+    return _Tracer(seen, kinds).run(action)
