@@ -65,7 +65,8 @@ def load(source: CacheOps | str | Path, *, target: str = "", checked: bool = Tru
 
     ``target``: ``cpu-avx512``, ...; by default the best that was exported and that this CPU can run.
     ``checked``: look at lengths, page ids and slots. Raises ``ToolchainError`` for a damaged or altered
-    folder, ``UnsupportedError`` where nothing in it runs here.
+    folder or one that others may write to (``KVGEN_TRUST`` says yes), ``UnsupportedError`` where nothing in
+    it runs here.
     """
     if isinstance(source, CacheOps):
         return source

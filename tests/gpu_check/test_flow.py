@@ -67,6 +67,32 @@ def test_what_is_prepared(prepared: Path) -> None:
     assert str(prepared) not in text and "/tmp" not in text
 
 
+def test_what_is_prepared_is_held_to_its_spec_and_its_folder(mine: Path) -> None:
+    text = (mine / folder.NAME).read_text()
+
+    def resealed(where: str, **changes: Any) -> None:
+        body = json.loads(text)
+        row = body["prepared"][0]
+        row["record"]["planes"][0]["axes"][-1] |= changes if where == "record" else {}
+        row["candidates"][0]["binaries"][0]["file"] |= changes if where == "file" else {}
+        (mine / folder.NAME).write_text(json.dumps(folder.sealed(body)))
+
+    resealed("record", extent=8)
+    with pytest.raises(ToolchainError, match=r"damaged .VerifyError: plane k"):
+        folder.read(mine)
+    for change, reason in (
+        ({"path": "../x"}, "leads out of the folder"),
+        ({"size": 7}, "bytes instead of 7"),
+    ):
+        resealed("file", **change)
+        binary = folder.read(mine).prepared[0].candidates[0].binaries[0]
+        with pytest.raises(ToolchainError, match=reason):
+            binary.part(mine)
+    (mine / folder.NAME).chmod(0o666)
+    with pytest.raises(ToolchainError, match="not loaded, because everybody may write to"):
+        folder.read(mine)
+
+
 def test_a_gpu_that_computes_nothing_fails_conformance(mine: Path, standin: StandIn) -> None:
     found = rehearse(mine, standin)
     (spec,) = found["specs"]
