@@ -173,7 +173,7 @@ def _(plain: Plain, scheduler: Any, *rest: Any) -> Any:
     "raw-rows-of-the-first-tokens-forgotten",
     "Tokens that keep_first protects are not counted among those that need a raw row.",
     "kvgen.runtime.raw:RawRows.needed",
-    "tests/runtime/test_engine_raw.py",
+    "tests/runtime/test_engine_raw.py::test_codes_give_nearly_the_exact_tokens",
 )
 def _(plain: Plain, rows: Any, length: int) -> Any:
     return {index for index in plain(rows, length) if index > 0}
