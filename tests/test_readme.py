@@ -36,7 +36,7 @@ def run(sample: str, scope: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_specs() -> None:
     assert load_spec(FIRST) == load_spec(ROOT / "examples/llama3-8b-int8.toml")
-    assert [p.name for p in load_spec(FIRST | TERMS).attention.params] == ["lead", "slope"]
+    assert [p.name for p in load_spec(FIRST | TERMS).attention.params] == ["lead", "sink_logit", "slope"]
     assert load_spec(FIRST | KIVI).cache.raw is not None
     cache = FIRST["cache"] | KEYS["cache"]
     spec = load_spec({**FIRST, "cache": cache})
@@ -66,8 +66,7 @@ def test_the_samples_that_go_on_from_it(first: dict[str, Any]) -> None:
     lib = assemble(load_spec(FIRST | KIVI), "cpu")
     scope = {**first, "lib": lib, "q_starts": torch.tensor([0, 100], dtype=torch.int32)}
     found = run(APPEND_RAW, scope)
-    out, _ = lib.decode(first["q"], found["cache"], first["page_table"], first["kv_lens"])
-    assert out.isfinite().all()
+    assert found["cache"].k.any() and found["cache"].k_raw.any()  # the last tokens are not quantised yet
 
 
 @pytest.mark.skipif(not installed("transformers"), reason="needs the extra 'models'")
