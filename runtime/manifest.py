@@ -131,10 +131,11 @@ def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried(spec: Spec) -> tuple[Codec, ...]:
-    """The codecs of ``spec`` whose definitions travel with it: all but those that every kvgen has kernels of
-    its own for. Another process, or another version, may not know them, or know others of the same name."""
+    """The codecs of ``spec`` whose definitions travel with it: all but kvgen's own that every version has
+    kernels for. Another process, or another version, may not know them, or know others of the same name."""
     used = {p.quant.format for side in spec.cache.fields for p in spec.segments(side)}
-    return tuple(CODECS[name] for name in sorted(used) if not CODECS[name].fast)
+    found = (CODECS[name] for name in sorted(used))
+    return tuple(codec for codec in found if not (codec.built_in and codec.fast))
 
 
 def _learn(path: Path, codecs: Any) -> None:

@@ -123,16 +123,20 @@ CODECS: dict[str, Codec] = {}
 """Registered codecs by name."""
 
 
-def register(codec: Codec) -> Codec:
+def register(codec: Codec, *, built_in: bool = False) -> Codec:
     """Make a codec known for the rest of the process.
+
+    Unless it is ``built_in`` (kvgen brings it), what it means becomes part of the identity of specs: a copy
+    of one of kvgen's codecs under another name is no longer kvgen's.
 
     Raises ``ValueError`` where its name is taken or its facts contradict each other.
     """
     if codec.name in CODECS:
         raise ValueError(f"codec {codec.name!r} is registered already")
     check_codec(codec)
-    CODECS[codec.name] = codec
-    return codec
+    known = codec if codec.built_in == built_in else replace(codec, built_in=built_in)
+    CODECS[codec.name] = known
+    return known
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvgen.ir.codec import TABLE, Codec, register
 
 ROW = {"tok": 1, "head": 1}
@@ -88,4 +86,4 @@ for codec in (
         source="NVIDIA Blackwell's NVFP4",
     ),
 ):  # fmt: skip
-    register(replace(codec, built_in=True))
+    register(codec, built_in=True)

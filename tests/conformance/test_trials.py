@@ -107,3 +107,6 @@ def test_byte_0_of_a_power_of_two_is_a_number(build: Build) -> None:
     assert score > 0.1
     want = score / float(torch.log(torch.tensor(2.0))) + 1
     assert lse.flatten().tolist() == pytest.approx([want] * 2, rel=1e-5)
+    world.cache.planes["k_scale"].fill_(255)
+    assert lib.gather(world.cache, table, lens, dtype=torch.float32)[0].isnan().all()
+    assert lib.decode(world.tensor(q), world.cache, table, lens, scale=1.0)[1].isnan().all()

@@ -11,10 +11,11 @@ import torch
 
 import kvgen
 from kvgen.errors import ArgumentError
-from kvgen.ir.codec import Codec, registered
+from kvgen.ir.codec import CODECS, Codec, registered
 from kvgen.ir.plan import OPS
 from kvgen.passes.fields import SWITCH, Field
 from kvgen.passes.validate import load_spec
+from kvgen.runtime.manifest import carried
 from kvgen.tune.key import read_by
 from kvgen.variants import Definition, Formula, Position, definition
 from kvgen.variants import registered as registered_variants
@@ -55,6 +56,16 @@ def test_codecs_of_one_name_have_identities_of_their_own() -> None:
     assert one != two
     assert one == facts(replace(MINE, doc="told otherwise"))[0]
     assert {op for op in OPS if reads[op] == other[op]} == {"merge"}
+
+
+def test_a_copy_of_a_codec_that_kvgen_brings_is_no_longer_kvgens() -> None:
+    """``replace`` carries over all that the original says of itself, but not whose it is."""
+    four, five = (replace(CODECS["int4"], name="mine", qmax=qmax) for qmax in (7.0, 5.0))
+    assert facts(four)[0] != facts(five)[0]
+    with registered(five):
+        spec = load_spec(spec_raw())
+        assert carried(spec) == (five,)  # an export holds what it means
+    assert carried(make_spec("int4-head", "int4-head")) == ()
 
 
 def test_another_codec_of_the_name_does_not_read_the_cache() -> None:
