@@ -114,6 +114,7 @@ def attention_answers(
         "pv": pv,
         "k_fold": fold["k"],
         "v_fold": fold["v"],
+        "v_scaled": spec.cache.v.fmt.scaled,  # then V holds no infinities
         # Weights times V's scale can leave f16's range: they are counted in units of the largest scale.
         "v_unit": fold["v"].site == "weight_column" and pv.compute == "f16",
         # Codes are finite unless e4m3 has its scales given; a scale that is not finite is masked with its
@@ -134,6 +135,8 @@ def attention_answers(
         "v_widen": "e4m3_to_f16({}).to(tl.float32)"
         if _nan_codes(spec)
         else widen_text(spec.cache.v.fmt.storage, "f32", target),
+        "out_widen": widen_text(att.q_dtype, "f32", target),
+        "stored_f32": partial(store_text, dtype="f32", target=target),
         "summary": summary(spec, op, rules.words),
         "kernels": entries(op, args, schedule, ragged, codec, rules.read, rules.merged),
     }

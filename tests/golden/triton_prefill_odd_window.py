@@ -220,9 +220,7 @@ def prefill(
     gain_M = 1.0 / tl.where(l_M == 0.0, 1.0, l_M)
     gain_M *= tl.load(v_scale_ptr + head)
     out0_MD = tl.interleave(acc0_even_MD, acc0_odd_MD) * gain_M[:, None]
-    out0_MD = tl.where(tl.abs(out0_MD) == float("inf"), float("nan"), out0_MD)
     out1_MD = tl.interleave(acc1_even_MD, acc1_odd_MD) * gain_M[:, None]
-    out1_MD = tl.where(tl.abs(out1_MD) == float("inf"), float("nan"), out1_MD)
     tl.store(lse_ptr + (q_first + token_M) * lse_stride_tok + head_M, lse_M, mask=live_M)
     out_M = out_ptr + (q_first + token_M) * out_stride_tok + head_M * out_stride_head
     tl.store(
