@@ -22,7 +22,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.ir import QuantSpec, Schedule, Spec, Target
 from kvgen.ir.quant import DTYPE_BYTES
 from kvgen.ir.schedule import Knob
-from kvgen.passes.terms import masking
+from kvgen.passes.terms import active, masking
 from kvgen.tune.expression import holds
 from kvgen.tune.nearest import refusal
 
@@ -169,6 +169,7 @@ def spec_facts(spec: Spec, target: Target) -> dict[str, Knob]:
         "levels": max(len(q.fmt.levels) for q in (k, v)),
         "turned": att.rope is not None and att.rope.stored == "pre",
         "exact_mask": masks is None or masks.exact,
+        "score_by_key": any("kv_pos" in formula.text for _, formula in active(att, "score")),
         "mask_params": masks is not None and bool(masks.params),
         "token_bytes": _token_bytes(spec),
         "causal": att.causal,
