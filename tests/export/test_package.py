@@ -218,7 +218,7 @@ def test_destroys_nothing(exported: Package, tmp_path: Path) -> None:
 def test_force_replaces_an_export_whole(exported: Package, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported.folder, tmp_path / "again"))
     (folder / exported.name / "_kvgen" / "stale.py").touch()
-    (folder / exported.name / "__pycache__").mkdir()
+    (folder / exported.name / "__pycache__").mkdir(exist_ok=True)
     (folder / "small.egg-info").mkdir()
     export(SPEC, folder, targets=["cpu-portable"], name="other", force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "other", "pyproject.toml"]
