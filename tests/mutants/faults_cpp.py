@@ -60,7 +60,7 @@ kernel(
     "cpp-splits-weigh-the-same",
     "The splits of a request are merged without their weights.",
     "cpp decode",
-    r"std::exp2\(state\[V_HEAD_DIM\] - top\)",
+    r"std::exp2\(state\[V_HEAD_DIM\] - base\)",
     "1.0f",
     SHAPES + "test_line_09_group_of_seven[portable-split-256]",
 )
